@@ -1,0 +1,1 @@
+"""Benchmarks that need vLLM and torch."""

@@ -1,0 +1,1 @@
+"""Benchmarks: `vllm-deepinfer bench NAME` and the one form in which every result is written."""

@@ -1,0 +1,1 @@
+"""HTTP: the OpenAI and Anthropic APIs in front of an Engine."""
