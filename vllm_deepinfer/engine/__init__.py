@@ -1,1 +1,50 @@
-"""The Engine protocol: token ids in, token deltas out. Gateway, cluster and benchmarks know nothing else of an engine."""
+"""The Engine protocol and its simulated implementation: tokens in, token deltas out."""
+
+from vllm_deepinfer.engine.base import Engine, Sink
+from vllm_deepinfer.engine.errors import (
+    EngineDead,
+    EngineDraining,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+)
+from vllm_deepinfer.engine.messages import (
+    EngineInfo,
+    FinishReason,
+    GenerateRequest,
+    Health,
+    HealthState,
+    Load,
+    Targets,
+    TokenDelta,
+    TokenLogprobs,
+)
+from vllm_deepinfer.engine.sampling import ConstraintKind, SamplingParams, StructuredOutput
+from vllm_deepinfer.engine.stream import Completion, collect, stream
+
+__all__ = [
+    "Completion",
+    "ConstraintKind",
+    "Engine",
+    "EngineDead",
+    "EngineDraining",
+    "EngineError",
+    "EngineInfo",
+    "EngineUnavailable",
+    "FinishReason",
+    "GenerateRequest",
+    "Health",
+    "HealthState",
+    "InvalidRequest",
+    "Load",
+    "Overloaded",
+    "SamplingParams",
+    "Sink",
+    "StructuredOutput",
+    "Targets",
+    "TokenDelta",
+    "TokenLogprobs",
+    "collect",
+    "stream",
+]
