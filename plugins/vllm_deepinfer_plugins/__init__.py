@@ -1,1 +1,1 @@
-"""What stock vLLM loads: one module per extension point. Importing this package imports neither torch nor vLLM."""
+"""What stock vLLM loads: one module per extension point. Importing it imports neither torch nor vLLM."""

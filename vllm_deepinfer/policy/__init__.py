@@ -1,1 +1,1 @@
-"""Pure decisions: dataclasses in, dataclasses out; no I/O, no clock, no randomness, nothing of ours imported."""
+"""Pure decisions: dataclasses in, dataclasses out; no I/O, clock, randomness or other package of ours."""
