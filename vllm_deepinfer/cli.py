@@ -1,17 +1,107 @@
-"""The command line `vllm-deepinfer`. Sub-commands load their modules only when they run."""
+"""The command line `vllm-deepinfer`. A sub-command's module is imported only when that sub-command runs."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+from vllm_deepinfer.errors import UserError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+# Arguments are passed on as they are, `--help` too: the sub-command's own module knows what they mean.
+_PASS_ON: dict[str, Any] = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("vllm-deepinfer"))
+        raise typer.Exit
 
 
 @app.callback()
-def root() -> None:
+def root(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
     """DeepSeek-V4.1 serving around vLLM."""
+
+
+@app.command("tiny-checkpoint", context_settings=_PASS_ON)
+def tiny_checkpoint(context: typer.Context) -> int:
+    """Write a small DeepSeek-V4.1 checkpoint."""
+    return pass_on("vllm_deepinfer.checkpoint.command:tiny_checkpoint", context)
+
+
+@app.command()
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(help="The benchmark; left out, the installed ones are listed.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The same figures from fewer rounds: minutes.")
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the report here.")
+    ] = None,
+) -> int:
+    """Run a benchmark and print its figures."""
+    from vllm_deepinfer.bench import registry
+
+    if name is None:
+        for known, target in sorted(registry.installed().items()):
+            typer.echo(f"{known:16} {target.value}")
+        return 0
+    return registry.run(name, quick, json)
+
+
+def pass_on(target: str, context: typer.Context) -> int:
+    """Run `module:function`, a function in typer's style, on the arguments of this sub-command.
+
+    Returns its exit status; None counts as 0.
+    """
+    module, _, function = target.partition(":")
+    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    command.command(context.info_name)(getattr(importlib.import_module(module), function))
+    return _invoke(command, context.args, prog_name=context.command_path)
+
+
+def _invoke(command: Callable[..., Any], arguments: Sequence[str], prog_name: str) -> int:
+    result = command(list(arguments), prog_name=prog_name, standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit status: 0, 2 for a user's mistake, 130 after Ctrl-C.
+
+    A mistake is told in one sentence on standard error. Anything else that goes wrong is a fault of ours and
+    keeps its stack trace.
+    """
+    try:
+        return _invoke(app, arguments, prog_name="vllm-deepinfer")
+    except UserError as error:
+        message, status = str(error), 2
+    except typer.TyperException as error:  # a wrong option, argument or sub-command
+        message, status = error.format_message(), 2
+    except typer.Abort:
+        message, status = "Interrupted.", 130
+    if message:  # none when the help was printed because no sub-command was named
+        print(f"vllm-deepinfer: {message}", file=sys.stderr)
+    return status
 
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    sys.exit(run(sys.argv[1:]))
