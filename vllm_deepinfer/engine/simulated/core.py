@@ -1,0 +1,198 @@
+"""Continuous batching without a model: what runs in each step, with which KV, and which tokens come out.
+
+The rules are vLLM's: running requests first, in order of (priority, arrival), a decode needs one token and
+its drafts, a prefill takes what is left of `max_num_batched_tokens`; when KV runs out the last running
+request is preempted and later recomputed; then waiting requests are admitted in order while tokens, slots
+and KV last.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from dataclasses import dataclass, field
+from operator import attrgetter
+from random import Random
+
+from vllm_deepinfer.engine.simulated.config import SimulatedConfig
+from vllm_deepinfer.engine.simulated.kv import BlockPool
+from vllm_deepinfer.engine.simulated.sequence import SimulatedSequence
+from vllm_deepinfer.policy.step_cost import Features, Work
+
+_ORDER = attrgetter("order")
+
+
+@dataclass(slots=True)
+class Step:
+    """One scheduled step: (sequence, tokens to compute, drafts to verify) for each that takes part."""
+
+    batch: list[tuple[SimulatedSequence, int, int]] = field(default_factory=list)
+    features: Features = field(default_factory=Features)
+
+
+class SimulatedCore:
+    """Scheduler and KV of a simulated engine; knows no time and no event loop.
+
+    Attributes:
+        running: requests with KV, in order.
+        preemptions: requests that lost their KV to others, ever.
+    """
+
+    def __init__(self, config: SimulatedConfig, rng: Random) -> None:
+        self.config = config
+        self.pool = BlockPool(config.blocks)
+        self.running: list[SimulatedSequence] = []
+        self.preemptions = 0
+        self._rng = rng
+        self._waiting: list[tuple[tuple[int, int], SimulatedSequence]] = []  # heap; the dead go when met
+        self._waiting_alive = 0
+        self._queued_prompt_tokens = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests without KV."""
+        return self._waiting_alive
+
+    @property
+    def queued_prompt_tokens(self) -> int:
+        """Prompt tokens of requests that have no token yet."""
+        return self._queued_prompt_tokens
+
+    def add(self, sequence: SimulatedSequence) -> None:
+        """Queue a new request."""
+        self._queued_prompt_tokens += sequence.prompt_length
+        self._wait(sequence)
+
+    def remove(self, sequence: SimulatedSequence) -> None:
+        """End a request wherever it is; frees its KV. Idempotent."""
+        if not sequence.alive:
+            return
+        sequence.alive = False
+        if not sequence.generated:
+            self._queued_prompt_tokens -= sequence.prompt_length
+        if sequence.blocks:
+            self.running.remove(sequence)
+            self._free(sequence)
+        else:
+            self._waiting_alive -= 1
+
+    def schedule(self) -> Step:
+        """Decide the next step; an empty batch only when there is no request at all."""
+        step, budget = Step(), self.config.max_num_batched_tokens
+        before = self.preemptions
+        for sequence in tuple(self.running):
+            if budget <= 0:
+                break
+            if sequence.blocks:  # not preempted by an earlier one in this very loop
+                budget -= self._continue(sequence, budget, step)
+        if self.preemptions == before:
+            self._admit(budget, step)
+        assert step.batch or not (self.running or self.waiting), "a lone request always fits"
+        return step
+
+    def publish(self, sequence: SimulatedSequence) -> None:
+        """Let others find the blocks that have become full."""
+        if not self.config.prefix_caching:
+            return
+        full = sequence.computed // self.config.block_size
+        if full > sequence.published:
+            sequence.extend_keys(self.config.block_size, sequence.computed)
+            for index in range(sequence.published, full):
+                self.pool.publish(sequence.blocks[index], sequence.keys[index])
+            sequence.published = full
+
+    def commit(self, sequence: SimulatedSequence, tokens: int) -> bool:
+        """Note that `tokens` more have KV. Returns whether the sequence now samples."""
+        sequence.computed += tokens
+        self.publish(sequence)
+        return sequence.computed == sequence.total
+
+    def accept(self, drafts: int) -> int:
+        """Draw how many drafts in a row are accepted."""
+        chance = self.config.speculation.acceptance if self.config.speculation else 0.0
+        accepted = 0
+        while accepted < drafts and self._rng.random() < chance:
+            accepted += 1
+        return accepted
+
+    def append(self, sequence: SimulatedSequence, token: int) -> None:
+        """Add a token to the answer."""
+        if not sequence.generated:
+            self._queued_prompt_tokens -= sequence.prompt_length
+        sequence.generated.append(token)
+
+    def _continue(self, sequence: SimulatedSequence, budget: int, step: Step) -> int:
+        tokens = min(sequence.total - sequence.computed, budget)
+        decodes = tokens == 1 and sequence.computed + 1 == sequence.total and bool(sequence.generated)
+        drafts = 0
+        if decodes and self.config.speculation:
+            drafts = max(
+                0, min(self.config.draft_tokens, budget - 1, sequence.limit - len(sequence.generated) - 1)
+            )
+        if not self._grow(sequence, sequence.computed + tokens + drafts):
+            return 0
+        self._schedule(sequence, tokens, drafts, decodes, step)
+        return tokens + drafts
+
+    def _admit(self, budget: int, step: Step) -> None:
+        while budget > 0 and self._waiting and len(self.running) < self.config.max_num_seqs:
+            sequence = self._waiting[0][1]
+            if sequence.alive:
+                tokens = self._start(sequence, budget)
+                if not tokens:
+                    return  # no KV: nobody behind it may overtake
+                self._waiting_alive -= 1
+                insort(self.running, sequence, key=_ORDER)
+                self._schedule(sequence, tokens, 0, False, step)
+                budget -= tokens
+            heapq.heappop(self._waiting)
+
+    def _start(self, sequence: SimulatedSequence, budget: int) -> int:
+        """Give a waiting request its prefix hit and KV for its first chunk. Returns the chunk; 0: no room."""
+        size = self.config.block_size
+        hit: list[int] = []
+        if self.config.prefix_caching and sequence.request.sampling.prompt_logprobs is None:
+            sequence.extend_keys(size, sequence.total)
+            whole = (sequence.total - 1) // size  # at least one token must be computed, to sample after it
+            hit = self.pool.lookup(sequence.keys[:whole])
+        found = len(hit) * size
+        tokens = min(sequence.total - found, budget)
+        self.pool.share(hit)
+        fresh = -(-(found + tokens) // size) - len(hit)
+        if fresh > self.pool.free:
+            self.pool.release(hit)
+            return 0
+        sequence.blocks = hit + self.pool.take(fresh)
+        sequence.computed, sequence.published = found, len(hit)
+        if sequence.cached is None:
+            sequence.cached = min(found, sequence.prompt_length)
+        return tokens
+
+    def _schedule(
+        self, sequence: SimulatedSequence, tokens: int, drafts: int, decodes: bool, step: Step
+    ) -> None:
+        step.batch.append((sequence, tokens, drafts))
+        work = Work(sequence.computed, 0 if decodes else tokens, drafts)
+        step.features = step.features + self.config.cost.features(work)
+
+    def _grow(self, sequence: SimulatedSequence, tokens: int) -> bool:
+        """Give a running request KV for `tokens` tokens, preempting from the back; False: itself."""
+        missing = -(-tokens // self.config.block_size) - len(sequence.blocks)
+        while missing > self.pool.free:
+            victim = self.running.pop()
+            self.preemptions += 1
+            self._free(victim)
+            self._wait(victim)
+            if victim is sequence:
+                return False
+        if missing > 0:
+            sequence.blocks += self.pool.take(missing)
+        return True
+
+    def _wait(self, sequence: SimulatedSequence) -> None:
+        heapq.heappush(self._waiting, (sequence.order, sequence))
+        self._waiting_alive += 1
+
+    def _free(self, sequence: SimulatedSequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks, sequence.computed, sequence.published = [], 0, 0

@@ -1,0 +1,233 @@
+"""SimulatedEngine: the Engine protocol without a model, in virtual or in real time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from random import Random
+
+from vllm_deepinfer.engine.base import Sink
+from vllm_deepinfer.engine.clock import Clock, LoopClock
+from vllm_deepinfer.engine.delivery import Deliveries
+from vllm_deepinfer.engine.errors import (
+    EngineDead,
+    EngineDraining,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+)
+from vllm_deepinfer.engine.messages import (
+    EngineInfo,
+    FinishReason,
+    GenerateRequest,
+    Health,
+    HealthState,
+    Load,
+    TokenDelta,
+)
+from vllm_deepinfer.engine.simulated.config import SimulatedConfig
+from vllm_deepinfer.engine.simulated.core import SimulatedCore, Step
+from vllm_deepinfer.engine.simulated.faults import Faults
+from vllm_deepinfer.engine.simulated.output import deltas_of
+from vllm_deepinfer.engine.simulated.sequence import SimulatedSequence
+from vllm_deepinfer.engine.simulated.tokens import TokenSource, hashed_tokens
+from vllm_deepinfer.engine.validation import check_request
+
+logger = logging.getLogger(__name__)
+
+
+class SimulatedEngine:
+    """An engine whose steps take the time that StepCost predicts and whose tokens are a function of the
+    request.
+
+    Honours KV capacity with preemption, chunked prefill, prefix hits, speculation, priorities, stop tokens,
+    minimum and maximum lengths, logprobs. A structured-output constraint is accepted and *not* applied:
+    script an answer that fits. Temperature, penalties and the like change nothing.
+
+    The engine's time is its own: a step starts when the one before it ended, also when the event loop was
+    late to notice, just as a real engine in another process would not wait for a busy gateway.
+    """
+
+    def __init__(
+        self,
+        config: SimulatedConfig | None = None,
+        *,
+        tokens: TokenSource | None = None,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """
+        Args:
+            config: sizes and speed. tokens: what it answers; by default pseudo-random ids without end.
+            clock: time to live in; the event loop's by default. rng: draws accepted drafts; seeded with 0
+                by default.
+        """
+        self.config = config or SimulatedConfig()
+        self.faults = Faults()
+        self.deliveries = Deliveries()
+        self.core = SimulatedCore(self.config, rng or Random(0))
+        self._tokens = tokens or hashed_tokens(self.config.vocab_size)
+        self._clock = clock or LoopClock()
+        self._alive: dict[str, SimulatedSequence] = {}
+        self._state = HealthState.STARTING
+        self._detail = "not started"
+        self._accepted = 0
+        self._steps = 0
+        self._progress_at = 0.0
+        self._hung = False
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.config.info()
+
+    async def start(self) -> None:
+        if self._state is HealthState.DEAD:
+            raise EngineDead(self._detail)
+        if self.faults.fail_start is not None:
+            self._state, self._detail = HealthState.DEAD, str(self.faults.fail_start)
+            raise self.faults.fail_start
+        if self._task is None:
+            self._state, self._detail = HealthState.READY, ""
+            self._task = asyncio.create_task(self._run(), name="simulated engine")
+
+    async def submit(self, request: GenerateRequest, sink: Sink) -> None:
+        self._check_open()
+        check_request(request, self.info)
+        if request.request_id in self._alive:
+            raise InvalidRequest(
+                f"request_id {request.request_id!r} is in use by a request that has not ended."
+            )
+        waiting, limit = len(self._alive) - self.config.max_num_seqs, self.config.max_waiting
+        if limit is not None and waiting >= limit:
+            raise Overloaded(f"the engine is full: {self.config.max_num_seqs} requests and {limit} waiting.")
+        self._accepted += 1
+        limit = self.config.max_model_len - len(request.prompt_token_ids)
+        if request.sampling.max_tokens is not None:
+            limit = min(limit, request.sampling.max_tokens)
+        sequence = SimulatedSequence(
+            request, sink, self._tokens(request), self._accepted, limit, self.config.eos_token_id
+        )
+        sequence.fail_after = self.faults.fail_requests.get(self._accepted)
+        if not self._alive:
+            self._progress_at = self._clock.now()
+            self._empty.clear()
+        self._alive[request.request_id] = sequence
+        self.core.add(sequence)
+        self._wake.set()
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        found = (self._alive.get(request_id) for request_id in dict.fromkeys(request_ids))  # each id once
+        self._end([sequence for sequence in found if sequence], FinishReason.ABORT)
+
+    def load(self) -> Load:
+        core, size = self.core, self.config.block_size
+        return Load(
+            running_requests=len(core.running),
+            waiting_requests=core.waiting,
+            queued_prompt_tokens=core.queued_prompt_tokens,
+            kv_tokens_used=core.pool.used * size,
+            kv_tokens_free=core.pool.free * size,
+        )
+
+    def health(self) -> Health:
+        idle = self._clock.now() - self._progress_at if self._alive else 0.0
+        state, detail = self._state, self._detail
+        if state in (HealthState.READY, HealthState.DRAINING) and idle > self.config.wedge_after_s:
+            state = HealthState.WEDGED
+            detail = f"no step has ended for {idle:.1f} s with {len(self._alive)} requests."
+        return Health(state=state, detail=detail, steps=self._steps, idle_s=idle)
+
+    async def drain(self) -> None:
+        if self._state is HealthState.READY:
+            self._state, self._detail = HealthState.DRAINING, "draining"
+        await self._empty.wait()
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if self._state is not HealthState.DEAD:
+            self._die("the engine was closed.")
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def crash(self, reason: str = "the engine crashed.") -> None:
+        """Die: every request ends with FinishReason.ERROR, nothing is accepted any more."""
+        self._die(reason)
+
+    def hang(self) -> None:
+        """Stop stepping without a word, until `resume`; submit, abort and health still answer."""
+        self._hung = True
+
+    def resume(self) -> None:
+        """Go on after `hang`."""
+        self._hung = False
+        self._wake.set()
+
+    def _check_open(self) -> None:
+        if self.faults.refuse is not None:
+            raise self.faults.refuse
+        if self._state is HealthState.DEAD:
+            raise EngineDead(self._detail)
+        if self._state is HealthState.DRAINING:
+            raise EngineDraining("the engine is draining.")
+        if self._state is HealthState.STARTING:
+            raise EngineUnavailable("the engine has not been started.")
+
+    def _die(self, reason: str) -> None:
+        self._state, self._detail = HealthState.DEAD, reason
+        self._end(list(self._alive.values()), FinishReason.ERROR, reason)
+        self._wake.set()
+
+    def _end(
+        self, sequences: list[SimulatedSequence], reason: FinishReason, error: str | None = None
+    ) -> None:
+        """End requests outside a step."""
+        for sequence in sequences:
+            self._forget(sequence)
+        self.deliveries.send(
+            (s.sink, TokenDelta(s.request.request_id, (), reason, cached_tokens=s.cached or 0, error=error))
+            for s in sequences
+        )
+
+    def _forget(self, sequence: SimulatedSequence) -> None:
+        self.core.remove(sequence)
+        self._alive.pop(sequence.request.request_id, None)
+        if not self._alive:
+            self._empty.set()
+
+    async def _run(self) -> None:
+        try:
+            time = self._clock.now()
+            while self._state is not HealthState.DEAD:
+                if self._hung or not self._alive:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    time = self._clock.now()
+                    continue
+                step = self.core.schedule()
+                time += self.faults.stretch(self.config.cost.seconds(step.features))
+                await self._clock.sleep(max(time - self._clock.now(), 0.0))
+                while self._hung and self._state is not HealthState.DEAD:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    time = self._clock.now()
+                self._finish(step)
+        except Exception as error:
+            logger.exception("The simulated engine failed.")
+            self._die(f"the simulated engine failed: {error}")
+
+    def _finish(self, step: Step) -> None:
+        self._steps += 1
+        self._progress_at = self._clock.now()
+        self.deliveries.send(self._deltas(step))
+
+    def _deltas(self, step: Step) -> Iterator[tuple[Sink, TokenDelta]]:
+        for sequence, delta in deltas_of(self.core, step):
+            if delta.finish_reason is not None:
+                self._forget(sequence)
+            yield sequence.sink, delta

@@ -1,0 +1,36 @@
+"""Checks that hold for every engine, against its `EngineInfo`."""
+
+from __future__ import annotations
+
+from vllm_deepinfer.engine.errors import InvalidRequest
+from vllm_deepinfer.engine.messages import EngineInfo, GenerateRequest
+
+
+def check_request(request: GenerateRequest, info: EngineInfo) -> None:
+    """Refuse what the engine can never serve.
+
+    Raises: InvalidRequest with one sentence that names the value and the limit.
+    """
+    length = len(request.prompt_token_ids)
+    if length >= info.max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {length} tokens, but the context is {info.max_model_len} tokens and must "
+            "leave room for at least one more."
+        )
+    sampling = request.sampling
+    for name, wanted in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if wanted is not None and wanted > info.max_logprobs:
+            raise InvalidRequest(f"{name} must be at most {info.max_logprobs}, got {wanted}.")
+    if info.vocab_size is not None:
+        _check_ids(request, info.vocab_size)
+
+
+def _check_ids(request: GenerateRequest, vocab_size: int) -> None:
+    prompt = request.prompt_token_ids
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        bad = next(i for i in prompt if not 0 <= i < vocab_size)
+        raise InvalidRequest(f"token id {bad} of the prompt is outside the vocabulary of {vocab_size}.")
+    for name in ("stop_token_ids", "logit_bias"):
+        for token_id in getattr(request.sampling, name):
+            if token_id >= vocab_size:
+                raise InvalidRequest(f"token id {token_id} of {name} is not below {vocab_size}.")
