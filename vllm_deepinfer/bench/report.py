@@ -41,7 +41,7 @@ class Report(BaseModel):
         """One row per figure."""
         machine = f"{self.machine.cpu}, {self.machine.cores} cores"
         table = Table(
-            title=f"bench {self.name}", caption=f"{machine}; {self.rounds} rounds; commit {self.commit[:12]}"
+            title=f"bench {self.name}", caption=f"{machine}; {self.rounds} rounds; commit {self.commit}"
         )
         for heading in ("figure", "value", "unit", "lowest to highest", "target", "holds"):
             table.add_column(heading, justify="right" if heading == "value" else "left")
