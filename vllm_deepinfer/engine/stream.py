@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
@@ -11,7 +11,7 @@ from vllm_deepinfer.engine.base import Engine
 from vllm_deepinfer.engine.messages import FinishReason, GenerateRequest, TokenDelta, TokenLogprobs
 
 
-async def stream(engine: Engine, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
+async def stream(engine: Engine, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
     """Yield the deltas of one request, the final one included.
 
     Leaving the iteration early aborts the request; wrap it in `contextlib.aclosing` so that this happens at

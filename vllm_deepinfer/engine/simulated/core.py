@@ -27,7 +27,14 @@ class Step:
     """One scheduled step: (sequence, tokens to compute, drafts to verify) for each that takes part."""
 
     batch: list[tuple[SimulatedSequence, int, int]] = field(default_factory=list)
-    features: Features = field(default_factory=Features)
+    decodes: int = 0  # without drafts; two sums, as two dataclasses for each cost as much as the rest
+    decode_context: float = 0.0
+    others: Features = field(default_factory=Features)
+
+    @property
+    def features(self) -> Features:
+        """What the step computes, for StepCost."""
+        return self.others + Features(decodes=self.decodes, decode_context=self.decode_context)
 
 
 class SimulatedCore:
@@ -172,8 +179,12 @@ class SimulatedCore:
         self, sequence: SimulatedSequence, tokens: int, drafts: int, decodes: bool, step: Step
     ) -> None:
         step.batch.append((sequence, tokens, drafts))
-        work = Work(sequence.computed, 0 if decodes else tokens, drafts)
-        step.features = step.features + self.config.cost.features(work)
+        if decodes and not drafts:
+            step.decodes += 1
+            step.decode_context += self.config.cost.attention.scanned(sequence.computed)
+        else:
+            work = Work(sequence.computed, 0 if decodes else tokens, drafts)
+            step.others = step.others + self.config.cost.features(work)
 
     def _grow(self, sequence: SimulatedSequence, tokens: int) -> bool:
         """Give a running request KV for `tokens` tokens, preempting from the back; False: itself."""
