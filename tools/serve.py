@@ -1,0 +1,115 @@
+"""`make serve`: a tiny DeepSeek-V4.1 checkpoint behind stock `vllm serve` on this machine's CPU.
+
+Extra arguments go to `vllm serve`: `python -m tools.serve --port 8000 --max-model-len 512`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CHECKPOINT = ROOT / ".cache" / "tiny-v4.1"
+MODEL = "tiny-v4.1"
+HOST = "127.0.0.1"
+
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes half of the machine's memory
+    "VLLM_CACHE_ROOT": str(ROOT / ".cache" / "vllm"),
+    "VLLM_CONFIG_ROOT": str(ROOT / ".cache" / "vllm"),
+}
+
+READY = f"""
+Ready. In another terminal:
+
+  curl -N http://{HOST}:PORT/v1/chat/completions -H 'Content-Type: application/json' -d \\
+    '{{"model": "{MODEL}", "stream": true, "max_tokens": 32,
+      "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+The weights are random, so the answer is too. Ctrl-C stops the server.
+"""
+
+
+def free_port(port: int) -> str | None:
+    """None when a server can listen on the port, else one sentence about why not."""
+    if not 0 < port < 65536:
+        return f"Port {port} is not between 1 and 65535."
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"Port {port} of {HOST} is taken: stop what listens there, or choose with PORT=8001."
+            return f"Port {port} of {HOST} cannot be used: {error.strerror}."
+    return None
+
+
+def is_ready(port: int) -> bool:
+    """True once the server answers its health check."""
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def make_checkpoint(program: Path) -> int:
+    """Write the tiny checkpoint unless a current one is there. Returns the exit status of what writes it."""
+    config = CHECKPOINT / "config.json"
+    sources = (ROOT / "vllm_deepinfer" / "checkpoint").glob("*.py")
+    if config.exists() and config.stat().st_mtime > max(path.stat().st_mtime for path in sources):
+        return 0
+    unfinished = CHECKPOINT.with_name("tiny-v4.1.new")  # a killed command leaves nothing that looks complete
+    for folder in (unfinished, CHECKPOINT):
+        shutil.rmtree(folder, ignore_errors=True)
+    status = subprocess.run([str(program), "tiny-checkpoint", str(unfinished)], check=False).returncode
+    if status == 0:
+        unfinished.rename(CHECKPOINT)
+    return status
+
+
+def serve(program: Path, port: int, arguments: list[str]) -> int:
+    """Run `vllm serve` until it ends; say what to do once it is ready. Returns its exit status."""
+    command = [str(program), "serve", str(CHECKPOINT), "--served-model-name", MODEL]
+    command += ["--host", HOST, "--port", str(port), "--enforce-eager", *arguments]
+    # In a session of its own the server sees Ctrl-C once, from us, and not a second time from the terminal.
+    server = subprocess.Popen(command, env=SETTINGS | os.environ, start_new_session=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: server.send_signal(signal.SIGINT))
+    while server.poll() is None and not is_ready(port):
+        time.sleep(0.5)
+    if server.poll() is None:
+        print(READY.replace("PORT", str(port)), flush=True)
+    return server.wait()
+
+
+def main() -> int:
+    """Exit status: the server's, or 2 for a port that cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="make serve", description="vllm serve on a tiny DeepSeek-V4.1 checkpoint"
+    )
+    parser.add_argument("--port", type=int, default=8000)
+    options, arguments = parser.parse_known_args()
+    problem = free_port(options.port)
+    if problem:
+        print(f"make serve: {problem}", file=sys.stderr)
+        return 2
+    programs = Path(sys.executable).parent
+    return make_checkpoint(programs / "vllm-deepinfer") or serve(programs / "vllm", options.port, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
