@@ -21,12 +21,15 @@ class TokenizerFile:
 
     def changed(self, *path: Any, to: Any) -> "TokenizerFile":
         """A copy in which the value at `path` is another one."""
-        parsed = copy.deepcopy(self.parsed)
-        node: Any = parsed
-        for key in path[:-1]:
-            node = node[key]
-        node[path[-1]] = to
-        return TokenizerFile(parsed)
+
+        def change(node: Any, keys: tuple[Any, ...]) -> Any:
+            if not keys:
+                return to
+            node = copy.copy(node)
+            node[keys[0]] = change(node[keys[0]] if len(keys) > 1 else None, keys[1:])
+            return node
+
+        return TokenizerFile(change(self.parsed, path))
 
 
 @pytest.fixture(scope="session")
