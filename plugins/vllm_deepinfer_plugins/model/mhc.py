@@ -1,0 +1,80 @@
+"""Single-pass manifold-constrained hyper-connections (mHC): four residual streams between sub-layers.
+
+A sub-layer's mix is computed from the streams that enter it, but its ``pre`` part collapses the input of the *next*
+sub-layer (technical report, section 2.4.1). The first sub-layer takes stream 0, the last ``pre`` collapses the
+output. There is no learned mix at the head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vllm_deepinfer.checkpoint.config import TextConfig
+
+
+class HyperConnection(nn.Module):
+    """Predicts one sub-layer's mixing coefficients, in float32."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.streams, self.iterations = config.hc_mult, config.hc_sinkhorn_iters
+        self.eps, self.norm_eps = config.hc_eps, config.rms_norm_eps
+        width = self.streams * (self.streams + 2)
+        self.fn = nn.Parameter(torch.empty(width, self.streams * config.hidden_size, dtype=torch.float32))
+        self.base = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.scale = nn.Parameter(torch.ones(3, dtype=torch.float32))
+        nn.init.normal_(self.fn, std=config.initializer_range)
+        parts = [0] * self.streams + [1] * self.streams + [2] * self.streams**2
+        self.register_buffer("_part", torch.tensor(parts), persistent=False)
+        self._part: torch.Tensor
+
+    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mixing coefficients for streams [tokens, n, hidden].
+
+        Returns:
+            ``pre`` [tokens, n], ``post`` [tokens, n] and ``comb`` [tokens, n (from), n (to)], all float32.
+        """
+        n = self.streams
+        flat = streams.flatten(1).float()
+        mixes = F.linear(flat, self.fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.norm_eps)
+        logits = torch.addcmul(self.base, mixes, self.scale[self._part])
+        pre = torch.sigmoid(logits[:, :n]) + self.eps
+        post = 2 * torch.sigmoid(logits[:, n : 2 * n])
+        return pre, post, sinkhorn(logits[:, 2 * n :].unflatten(-1, (n, n)), self.iterations, self.eps)
+
+
+def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    """Make matrices doubly stochastic by alternating column and row normalisation after one softmax.
+
+    Args:
+        logits: [tokens, n, n], float32.
+        iterations: Column normalisations; the softmax stands for the first row normalisation.
+        eps: Added to the matrix once and to every sum.
+    """
+    matrix = logits.softmax(dim=-1) + eps
+    if torch.is_grad_enabled():
+        matrix = matrix / (matrix.sum(dim=-2, keepdim=True) + eps)
+        for _ in range(iterations - 1):
+            matrix = matrix / (matrix.sum(dim=-1, keepdim=True) + eps)
+            matrix = matrix / (matrix.sum(dim=-2, keepdim=True) + eps)
+        return matrix
+    # The same steps in place: 40 of these run per layer, and allocation is half of their cost.
+    matrix.div_(matrix.sum(dim=-2, keepdim=True).add_(eps))
+    for _ in range(iterations - 1):
+        matrix.div_(matrix.sum(dim=-1, keepdim=True).add_(eps))
+        matrix.div_(matrix.sum(dim=-2, keepdim=True).add_(eps))
+    return matrix
+
+
+def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
+    """One sub-layer input [tokens, hidden] from streams [tokens, n, hidden] and the preceding ``pre`` [tokens, n]."""
+    return (pre.unsqueeze(-1) * streams.float()).sum(1).to(streams.dtype)
+
+
+def expand(output: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
+    """The next streams [tokens, n, hidden] from a sub-layer's output [tokens, hidden] and the streams before it."""
+    added = post.unsqueeze(-1) * output.unsqueeze(1)
+    mixed = (comb.unsqueeze(-1) * streams.unsqueeze(2)).sum(1)
+    return (added + mixed).to(output.dtype)

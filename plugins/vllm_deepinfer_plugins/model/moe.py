@@ -1,0 +1,133 @@
+"""Mixture of experts: sqrt-softplus router with a selection bias, clamped SwiGLU, one shared expert."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vllm_deepinfer.checkpoint.config import TextConfig
+
+from .layers import Linear
+from .tiles import RowTiles
+
+
+class Router(nn.Module):
+    """Picks experts by biased score and weighs them by the unbiased one (``noaux_tc``).
+
+    ``bias`` moves the selection of text tokens, ``bias_vl`` that of image tokens; neither enters the weights.
+    """
+
+    def __init__(self, config: TextConfig, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.chosen, self.scale, self.renormalise = chosen, config.routed_scaling_factor, config.norm_topk_prob
+        self.weight = nn.Parameter(torch.empty(experts, config.hidden_size, dtype=torch.float32))
+        nn.init.normal_(self.weight, std=config.hidden_size**-0.5)
+        # No gradient reaches a selection bias; training moves it by load (noaux_tc).
+        self.bias = nn.Parameter(torch.zeros(experts, dtype=torch.float32), requires_grad=False)
+        self.bias_vl = nn.Parameter(torch.zeros(experts, dtype=torch.float32), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, image: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Experts of each token and their weights.
+
+        Args:
+            x: [tokens, hidden].
+            image: [tokens] bool, True at image positions, or None for text alone.
+
+        Returns:
+            Expert ids [tokens, chosen] and float32 weights [tokens, chosen].
+        """
+        scores = F.softplus(F.linear(x.float(), self.weight)).sqrt()
+        bias = self.bias if image is None else torch.where(image.unsqueeze(-1), self.bias_vl, self.bias)
+        experts = (scores + bias).topk(self.chosen, dim=-1).indices
+        weights = scores.gather(1, experts)
+        if self.renormalise and self.chosen > 1:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return experts, weights * self.scale
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float, weight: torch.Tensor | None = None) -> torch.Tensor:
+    """SiLU(gate) × up × weight in float32, the gate clamped from above and the other factor on both sides.
+
+    Args:
+        gate: [tokens, width].
+        up: [tokens, width].
+        limit: Where to clamp; 0 for nowhere.
+        weight: [tokens, 1] float32, the router's weight, or None.
+    """
+    wide_gate, wide_up = gate.float(), up.float()
+    if limit > 0:
+        wide_gate, wide_up = wide_gate.clamp(max=limit), wide_up.clamp(-limit, limit)
+    product = F.silu(wide_gate) * wide_up
+    return (product if weight is None else product * weight).to(gate.dtype)
+
+
+class SharedExpert(nn.Module):
+    """The expert that sees every token."""
+
+    def __init__(self, config: TextConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, width = config.hidden_size, config.moe_intermediate_size * config.n_shared_experts
+        self.limit = config.swiglu_limit
+        self.w1, self.w3 = Linear(hidden, width, dtype), Linear(hidden, width, dtype)
+        self.w2 = Linear(width, hidden, dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] in and out."""
+        output: torch.Tensor = self.w2(swiglu(self.w1(x), self.w3(x), self.limit))
+        return output
+
+
+class RoutedExperts(nn.Module):
+    """The experts' weights, stacked: ``gate_up`` [experts, 2 × width, hidden], ``down`` [experts, hidden, width]."""
+
+    def __init__(self, config: TextConfig, experts: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, width = config.hidden_size, config.moe_intermediate_size
+        self.width, self.limit = width, config.swiglu_limit
+        self.gate_up = nn.Parameter(torch.empty(experts, 2 * width, hidden, dtype=dtype))
+        self.down = nn.Parameter(torch.empty(experts, hidden, width, dtype=dtype))
+        nn.init.normal_(self.gate_up, std=hidden**-0.5)
+        nn.init.normal_(self.down, std=width**-0.5)
+
+    def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, tiles: RowTiles) -> torch.Tensor:
+        """Each token through its experts, weighted and added up in float32 in the order of the experts.
+
+        Args:
+            x: [tokens, hidden].
+            experts: [tokens, chosen] ids.
+            weights: [tokens, chosen], float32. They enter before the down projection, as in the release.
+
+        Returns:
+            [tokens, hidden].
+        """
+        chosen = experts.shape[1]
+        order = experts.flatten().argsort(stable=True)
+        counts = torch.bincount(experts.flatten(), minlength=len(self.down)).tolist()
+        source = order // chosen
+        rows, scale = x[source], weights.flatten()[order].unsqueeze(-1)
+        outputs, start = [], 0
+        for expert, count in enumerate(counts):
+            if count:
+                part = slice(start, start + count)
+                outputs.append(tiles(partial(self._one, expert), rows[part], scale[part]))
+                start += count
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        return total.index_add(0, source, torch.cat(outputs).float()).to(x.dtype)
+
+    def _one(self, expert: int, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        both = F.linear(x, self.gate_up[expert])
+        hidden = swiglu(both[:, : self.width], both[:, self.width :], self.limit, scale)
+        return F.linear(hidden, self.down[expert])
+
+
+class MoE(nn.Module):
+    """Router, routed experts and the shared expert of one layer."""
+
+    def __init__(self, config: TextConfig, dtype: torch.dtype, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.gate = Router(config, experts, chosen)
+        self.experts = RoutedExperts(config, experts, dtype)
+        self.shared_experts = SharedExpert(config, dtype)
