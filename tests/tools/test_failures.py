@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.set_up.failures import missing_requirement, sentence
+from tools.set_up.failures import known_cause, sentence
 
 UNREACHABLE = """\
 WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<HTTPSConnection>: \
@@ -18,10 +18,18 @@ ERROR: No matching distribution found for torch==2.13.0+cpu
 """
 
 
-def test_the_missing_requirement_is_the_last_one_named() -> None:
-    assert missing_requirement(NO_TORCH) == "torch==2.13.0+cpu"
-    assert missing_requirement("No matching distribution found for a==1\n" + NO_TORCH) == "torch==2.13.0+cpu"
-    assert missing_requirement("Successfully installed torch") is None
+def test_a_known_cause_is_one_that_another_index_would_not_cure() -> None:
+    assert known_cause(NO_TORCH) is None
+    assert known_cause("ERROR: ResolutionImpossible") is None
+    assert "network" in str(known_cause(UNREACHABLE))
+
+
+def test_the_missing_requirement_is_the_last_one_named_without_its_marker() -> None:
+    log = "No matching distribution found for a==1\nNo matching distribution found for b==2; x == 'y'"
+    assert (
+        sentence(log, "log")
+        == "pip finds no b==2 for this Python and machine in its package index. (log: log)"
+    )
 
 
 @pytest.mark.parametrize(

