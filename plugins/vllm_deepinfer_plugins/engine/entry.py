@@ -87,7 +87,7 @@ class Entry:
 
 
 def logprobs_of(lists: Any, count: int) -> list[TokenLogprobs]:
-    """One entry per token from vLLM's arrays [count, 1 + k]: first the sampled token, then the most likely."""
+    """One entry per token from vLLM's arrays [count, 1 + k]: the sampled token, then the most likely."""
     if lists is None:
         return []
     rows = zip(

@@ -77,7 +77,7 @@ class VllmEngine:
         if self._state is not HealthState.STARTING:
             return
         try:
-            # a thread has no running loop: so AsyncLLM's output handler does not start before the processor is ours
+            # in a thread, where no loop runs, AsyncLLM does not start its output handler: it must be ours
             self._llm = await asyncio.to_thread(self._make_llm)
             await self._llm.get_supported_tasks()
         except Exception as error:
@@ -166,6 +166,8 @@ class VllmEngine:
         llm = getattr(self, "_llm", None)
         if llm is not None:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # before the core goes: it would log the core's end as a failure
             await asyncio.to_thread(llm.shutdown)
 
     def _make_llm(self) -> AsyncLLM:
