@@ -295,7 +295,7 @@ def server(model: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     start = (
-        "from vllm_deepinfer_plugins.tokenizer import register_tokenizer; register_tokenizer(); import runpy; "
+        "import runpy, vllm_deepinfer_plugins.tokenizer as ours; ours.register_tokenizer(); "
         "runpy.run_module('vllm.entrypoints.openai.api_server', run_name='__main__')"
     )
     options = ["--model", str(model), "--tokenizer-mode", "deepseek_v41", "--max-model-len", "4096"]
