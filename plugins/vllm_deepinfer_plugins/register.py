@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+MODEL = "vllm_deepinfer_plugins.model.causal_lm:DeepseekV41ForCausalLM"
+
 
 def register() -> None:
-    """Prepare this process for our classes. Idempotent.
+    """Make our classes known in this process. Idempotent; imports nothing that only one platform has.
 
     On a CPU with AMX the process asks the kernel for tile permission: without it a process whose first forward
     pass is tiny (1 to 4 tokens, as in every decode-only worker) dies with SIGILL in `cpu_attention_with_kv_cache`.
     """
     import torch
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.platforms import current_platform
+
+    from .model.config_hook import NATIVE_NAME, PORTABLE_NAME, V41ConfigHook, native_class_exists
 
     if current_platform.is_cpu() and torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()
+    ModelRegistry.register_model(PORTABLE_NAME, MODEL)
+    if not native_class_exists():
+        ModelRegistry.register_model(NATIVE_NAME, MODEL)
+    MODELS_CONFIG_MAP[PORTABLE_NAME] = V41ConfigHook
+    MODELS_CONFIG_MAP[NATIVE_NAME] = V41ConfigHook

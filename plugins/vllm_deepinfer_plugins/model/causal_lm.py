@@ -1,0 +1,134 @@
+"""The model class that vLLM loads: the backbone over paged stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context
+from vllm.logger import init_logger
+from vllm.transformers_utils.repo_utils import get_hf_file_bytes
+
+from tokenizers import Tokenizer
+from vllm_deepinfer.checkpoint.config import V41Config
+from vllm_deepinfer.checkpoint.engram import EngramHash
+
+from ..settings import Settings
+from .backbone import Backbone
+from .paged import PagedSequence, Stores
+from .quant import CACHE_DTYPE
+from .sequence import Store
+from .stores import PagedStore
+from .tiles import ROWS, RowTiles
+from .weights import load_into
+from .whole import WholeSequences
+
+logger = init_logger(__name__)
+
+PROFILE_TOKENS = 256
+"""Rows of the plain form that a run without caches (memory profiling) goes through."""
+
+
+class DeepseekV41ForCausalLM(nn.Module):
+    """DeepSeek-V4.1's language model in portable PyTorch, under vLLM's block manager.
+
+    Text only; tensor and pipeline parallelism, LoRA and other cache data types are refused by `config_hook`.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = V41Config.from_dict(vllm_config.model_config.hf_config.to_dict()).text_config
+        self.config, self.dtype = config, vllm_config.model_config.dtype
+        self.tiles = RowTiles(ROWS if Settings.read(vllm_config.additional_config).invariant else None)
+        self.backbone = Backbone(config, engram_hash(vllm_config), self.dtype)
+        self.stores = _make_stores(vllm_config, f"{prefix}." if prefix else "")
+        # Modules, so that vLLM and a caller that lists modules see the stores.
+        self._paged = nn.ModuleList([*self.stores.tokens.values(), *self.stores.entries.values()])
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Token embeddings [tokens, hidden]."""
+        return nn.functional.embedding(input_ids, self.backbone.embed.weight)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Hidden states [tokens, hidden] of one engine step."""
+        if inputs_embeds is not None:
+            raise ValueError("this DeepSeek-V4.1 class is text only: send token ids, not embeddings or images")
+        metadata = get_forward_context().attn_metadata
+        if metadata is None:
+            return self._profile(input_ids)
+        ours = {store.prefix: metadata[store.prefix] for store in self._paged}
+        tokens = next(iter(ours.values())).tokens
+        sequence = PagedSequence(self.config, positions[:tokens].long(), self.tiles, self.stores, ours)
+        hidden: torch.Tensor = self.backbone(input_ids[:tokens], sequence)
+        return hidden if tokens == len(input_ids) else _pad(hidden, len(input_ids))
+
+    def _profile(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """A run without caches: the plain form over the first rows, zeros behind them."""
+        ids = input_ids[:PROFILE_TOKENS]
+        sequence = WholeSequences(self.config, 1, len(ids), ids.device)
+        return _pad(self.backbone(ids, sequence), len(input_ids))
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [tokens, vocab]."""
+        if not len(hidden_states):
+            return hidden_states.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+        logits: torch.Tensor = self.tiles(self.backbone.logits, hidden_states)
+        return logits
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Fill the backbone from released tensors; returns the names of the filled parameters."""
+        return {f"backbone.{name}" for name in load_into(self.backbone, weights, self.dtype)}
+
+
+def engram_hash(vllm_config: VllmConfig) -> EngramHash | None:
+    """The Engram hash of the checkpoint's tokenizer, or None for a config without Engram layers.
+
+    Raises:
+        ConfigError: The tokenizer's compressed vocabulary is not the config's.
+    """
+    model = vllm_config.model_config
+    config = V41Config.from_dict(model.hf_config.to_dict()).text_config
+    if not any(plan.engram is not None for plan in config.schedule()):
+        return None
+    source = model.tokenizer or model.model
+    data = get_hf_file_bytes("tokenizer.json", source, model.tokenizer_revision)
+    if data is None:
+        raise ValueError(f"{source} has no tokenizer.json, which Engram's token map is made from: add it")
+    return EngramHash.build(config, Tokenizer.from_buffer(data))
+
+
+def _make_stores(vllm_config: VllmConfig, prefix: str) -> Stores:
+    config = V41Config.from_dict(vllm_config.model_config.hf_config.to_dict()).text_config
+    tokens: dict[tuple[Store, int], PagedStore] = {}
+    entries: dict[int, PagedStore] = {}
+    if any(plan.engram is not None for plan in config.schedule()):
+        name, depth = f"{prefix}layers.0.ids", config.engram_max_ngram_size
+        tokens[Store.IDS, 0] = PagedStore(vllm_config, name, 1, torch.int32, window=depth)
+    for plan in config.schedule():
+        layer = f"{prefix}layers.{plan.index}.attn"
+        size = config.head_dim
+        tokens[Store.WINDOW, plan.index] = PagedStore(
+            vllm_config, f"{layer}.window", size, CACHE_DTYPE, window=config.sliding_window
+        )
+        if plan.owns_kv:
+            channels = size + config.index_head_dim
+            entries[plan.index] = PagedStore(vllm_config, f"{layer}.entries", channels, CACHE_DTYPE, ratio=plan.ratio)
+        if plan.owns_kv and plan.ratio > 1:
+            tokens[Store.POOL, plan.index] = PagedStore(
+                vllm_config, f"{layer}.pool", 2 * size, torch.float32, window=plan.ratio
+            )
+    return Stores(tokens, entries)
+
+
+def _pad(hidden: torch.Tensor, rows: int) -> torch.Tensor:
+    return torch.cat((hidden, hidden.new_zeros(rows - len(hidden), hidden.shape[1])))

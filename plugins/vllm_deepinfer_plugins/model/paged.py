@@ -1,0 +1,314 @@
+"""The paged form: rows of many requests in one step, their keys in vLLM's blocks.
+
+Two arithmetics. The ordinary one takes requests as they come: a prompt chunk sees its keys in one dense product,
+decodes are batched. In batch-invariant mode (``tiles.rows`` set) every row of scores and attention has fixed shapes
+whatever else is in the step: keys are gathered per row and scored in tiles of `KEY_TILE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from vllm_deepinfer.checkpoint.config import LayerPlan, TextConfig
+
+from .attention import dense_attention, sink_attention
+from .indexer import index_scores
+from .selection import Candidates, all_visible, selection_mask, top_positions
+from .sequence import Sequence, Store
+from .stores import PagedMetadata, PagedStore
+from .tiles import RowTiles
+
+KEY_TILE = 256
+"""Entries scored at once in batch-invariant mode."""
+DENSE_ELEMENTS = 1 << 24
+"""Largest array of attention logits; a chunk above it is cut by queries."""
+GATHER_ROWS = 64
+"""Queries whose gathered keys are held at once."""
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The paged arrays of a model: per-token stores and, per KV source, the compressed entries."""
+
+    tokens: Mapping[tuple[Store, int], PagedStore]
+    entries: Mapping[int, PagedStore]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rows of one request in a step.
+
+    Attributes:
+        request: Row of the block tables.
+        start: First row of the step.
+        count: Rows.
+        begin: Position of the first row.
+    """
+
+    request: int
+    start: int
+    count: int
+    begin: int
+
+    @property
+    def end(self) -> int:
+        """Position after the last row."""
+        return self.begin + self.count
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + self.count)
+
+
+class PagedSequence(Sequence):
+    """One engine step.
+
+    Args:
+        config: The language model's config.
+        positions: [tokens] int64.
+        tiles: How row functions are run; its ``rows`` decide the arithmetic.
+        stores: The model's paged arrays.
+        metadata: vLLM's metadata by store prefix.
+    """
+
+    def __init__(
+        self,
+        config: TextConfig,
+        positions: torch.Tensor,
+        tiles: RowTiles,
+        stores: Stores,
+        metadata: Mapping[str, PagedMetadata],
+    ) -> None:
+        super().__init__(config, positions, tiles)
+        self.stores, self.metadata = stores, metadata
+        any_metadata = next(iter(metadata.values()))
+        self.spans = _spans(any_metadata)
+        counts = torch.tensor([span.count for span in self.spans])
+        self.request = torch.repeat_interleave(torch.tensor([span.request for span in self.spans]), counts)
+        self.candidates = Candidates(config.candidate_topk_blocks, config.candidate_block_size, self.invariant)
+        self._indices: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._selected = positions.new_empty(0, 0)
+        self._entry_rows: dict[int, torch.Tensor] = {}
+        self._blocks: torch.Tensor | None = None
+
+    @property
+    def invariant(self) -> bool:
+        """Whether a row's bits may depend on nothing but its own history."""
+        return self.tiles.rows is not None
+
+    # Rows of stores
+
+    def put(self, store: Store, layer: int, rows: torch.Tensor) -> None:
+        place = self.stores.tokens[store, layer]
+        slots = self.metadata[place.prefix].slots[: len(rows)]
+        place.rows.index_copy_(0, _row(place, slots), rows.to(place.dtype))
+
+    def history(self, store: Store, layer: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        place = self.stores.tokens[store, layer]
+        back = torch.arange(count - 1, -1, -1, device=self.positions.device)
+        known = self.positions.unsqueeze(-1) >= back
+        rows = place.rows.index_select(0, self._history_rows(place, count).flatten())
+        return rows.unflatten(0, (-1, count)), known
+
+    def _history_rows(self, place: PagedStore, count: int) -> torch.Tensor:
+        """[tokens, count] row numbers; row 0, in the null block, where there is no such token."""
+        metadata = self.metadata[place.prefix]
+        key = (id(metadata.block_table), place.rows_per_block, count)
+        if key not in self._indices:
+            back = torch.arange(count - 1, -1, -1, device=self.positions.device)
+            self._indices[key] = self._rows_at(place, self.request, self.positions.unsqueeze(-1) - back)
+        return self._indices[key]
+
+    def _rows_at(self, place: PagedStore, request: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Row numbers of token positions [tokens, n] of requests [tokens]; a negative position gives row 0."""
+        table, size = self.metadata[place.prefix].block_table, place.block_size
+        safe = positions.clamp_min(0)
+        blocks = table[request.unsqueeze(-1), safe // size].long()
+        rows = blocks * place.rows_per_block + safe % size // place.ratio
+        return torch.where(positions >= 0, rows, 0)
+
+    def put_entries(self, plan: LayerPlan, entries: torch.Tensor) -> None:
+        place = self.stores.entries[plan.index]
+        complete = (self.positions + 1) % plan.ratio == 0
+        slots = self.metadata[place.prefix].slots[: len(entries)][complete]
+        place.rows.index_copy_(0, _row(place, slots), entries[complete].to(place.dtype))
+
+    def _entries(self, plan: LayerPlan, span: Span) -> torch.Tensor:
+        """Row numbers of every entry that the last row of a span may see."""
+        assert plan.kv_source is not None
+        place = self.stores.entries[plan.kv_source]
+        positions = torch.arange(span.end // plan.ratio, device=self.positions.device) * plan.ratio
+        request = torch.tensor([span.request], device=self.positions.device)
+        return self._rows_at(place, request, positions.unsqueeze(0))[0]
+
+    # Selection
+
+    def select(self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor) -> None:
+        visible, k = self.visible(plan.ratio), self.config.index_topk
+        widest = int(visible.max())
+        # With no more entries than are taken anyway, and no more blocks than are kept, scores decide nothing.
+        blocks = -(-widest // self.candidates.size) if self.candidates.size else 0
+        all_blocks = blocks <= self.candidates.blocks
+        needs_scores = widest > k or (not all_blocks and (plan.is_candidate_source or plan.uses_candidates))
+        self._entry_rows.clear()
+        if needs_scores:
+            self._selected = self._select(plan, queries, weights, visible)
+            return
+        self._selected = all_visible(visible, k)
+        if plan.is_candidate_source:
+            self._blocks = all_visible(-(-visible // self.candidates.size), self.candidates.blocks)
+
+    def _select(
+        self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor, visible: torch.Tensor
+    ) -> torch.Tensor:
+        chosen = visible.new_empty(len(visible), self.config.index_topk)
+        blocks = visible.new_empty(len(visible), self.candidates.blocks) if plan.is_candidate_source else None
+        for rows, scores in self._scores(plan, queries, weights, visible):
+            beyond = torch.arange(scores.shape[1], device=scores.device) >= visible[rows].unsqueeze(-1)
+            scores = scores.masked_fill(beyond, -torch.inf)
+            if blocks is not None:
+                blocks[rows] = self.candidates.choose(scores, visible[rows])
+            elif plan.uses_candidates and self._blocks is not None:
+                scores = self.candidates.keep(scores, self._blocks[rows])
+            chosen[rows] = top_positions(scores, self.config.index_topk, by_position=self.invariant)
+        if blocks is not None:
+            self._blocks = blocks
+        return chosen
+
+    def _scores(
+        self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor, visible: torch.Tensor
+    ):  # type: ignore[no-untyped-def]
+        """Pairs of step rows and their scores [rows, width], in pieces that bound memory."""
+        if self.invariant:
+            yield from self._tiled_scores(plan, queries, weights, visible)
+            return
+        assert plan.kv_source is not None
+        place, size = self.stores.entries[plan.kv_source], self.config.head_dim
+        singles = [span for span in self.spans if span.count == 1]
+        for span in self.spans:
+            if span.count == 1:
+                continue
+            keys = place.rows[self._entries(plan, span)][:, size:]
+            step = max(DENSE_ELEMENTS // max(len(keys) * queries.shape[1], 1), 1)
+            for start in range(span.start, span.start + span.count, step):
+                rows = slice(start, min(start + step, span.start + span.count))
+                yield rows, index_scores(queries[rows], weights[rows], keys).float()
+        if singles:
+            rows = torch.tensor([span.start for span in singles], device=queries.device)
+            widest = int(visible[rows].max())
+            positions = torch.arange(widest, device=queries.device).expand(len(rows), widest)
+            positions = torch.where(positions < visible[rows].unsqueeze(-1), positions * plan.ratio, -1)
+            keys = _gather(place, self._rows_at(place, self.request[rows], positions))[..., size:]
+            yield rows, index_scores(queries[rows], weights[rows], keys).float()
+
+    def _tiled_scores(
+        self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor, visible: torch.Tensor
+    ):  # type: ignore[no-untyped-def]
+        assert plan.kv_source is not None and self.tiles.rows is not None
+        place, size = self.stores.entries[plan.kv_source], self.config.head_dim
+        for start in range(0, len(queries), self.tiles.rows):
+            rows = slice(start, min(start + self.tiles.rows, len(queries)))
+            parts = []
+            for first in range(0, max(int(visible[rows].max()), 1), KEY_TILE):
+                positions = torch.arange(first, first + KEY_TILE, device=queries.device).expand(rows.stop - start, -1)
+                positions = torch.where(positions < visible[rows].unsqueeze(-1), positions * plan.ratio, -1)
+                keys = _gather(place, self._rows_at(place, self.request[rows], positions))[..., size:]
+                parts.append(self.tiles(index_scores, queries[rows], weights[rows], keys).float())
+            yield rows, torch.cat(parts, dim=1)
+
+    # Attention
+
+    def attend(self, plan: LayerPlan, queries: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        if self.invariant:
+            return self._gathered(plan, slice(0, len(queries)), queries, sink, self.tiles.rows)
+        outputs = torch.empty_like(queries)
+        singles = torch.tensor([span.start for span in self.spans if span.count == 1], device=queries.device)
+        if len(singles) == len(queries):
+            return self._gathered(plan, slice(0, len(queries)), queries, sink, None)
+        if len(singles):
+            outputs[singles] = self._gathered(plan, singles, queries[singles], sink, None)
+        for span in self.spans:
+            if span.count > 1:
+                outputs[span.rows] = self._dense(plan, span, queries[span.rows], sink)
+        return outputs
+
+    def _gathered(
+        self,
+        plan: LayerPlan,
+        rows: slice | torch.Tensor,
+        queries: torch.Tensor,
+        sink: torch.Tensor,
+        tile: int | None,
+    ) -> torch.Tensor:
+        """Attention with each query's own keys gathered, `GATHER_ROWS` or one tile of queries at a time."""
+        place = self.stores.tokens[Store.WINDOW, plan.index]
+        window = self._history_rows(place, self.config.sliding_window)[rows]
+        near = window > 0
+        chosen = None if plan.kv_source is None else self._chosen_rows(plan)[rows]
+        outputs, step = [], tile or GATHER_ROWS
+        for start in range(0, len(queries), step):
+            part = slice(start, start + step)
+            keys, seen = _gather(place, window[part]), near[part]
+            if chosen is not None:
+                assert plan.kv_source is not None
+                entries = _gather(self.stores.entries[plan.kv_source], chosen[part])[..., : self.config.head_dim]
+                keys, seen = torch.cat((keys, entries), dim=1), torch.cat((seen, chosen[part] > 0), dim=1)
+            outputs.append(self.tiles(lambda q, k, s: sink_attention(q, k, s, sink), queries[part], keys, seen))
+        return torch.cat(outputs)
+
+    def _chosen_rows(self, plan: LayerPlan) -> torch.Tensor:
+        """[tokens, k] entry rows of the current selection, 0 for none; the same for all layers that share it."""
+        assert plan.kv_source is not None
+        if plan.kv_source not in self._entry_rows:
+            place = self.stores.entries[plan.kv_source]
+            self._entry_rows[plan.kv_source] = self._rows_at(
+                place, self.request, torch.where(self._selected >= 0, self._selected * plan.ratio, -1)
+            )
+        return self._entry_rows[plan.kv_source]
+
+    def _dense(self, plan: LayerPlan, span: Span, queries: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        """Attention of one prompt chunk against window and entries as one array of keys, masked."""
+        place = self.stores.tokens[Store.WINDOW, plan.index]
+        entries = queries.new_empty(0, self.config.head_dim)
+        if plan.kv_source is not None:
+            source = self.stores.entries[plan.kv_source]
+            entries = source.rows[self._entries(plan, span)][:, : self.config.head_dim]
+        reach = self.config.sliding_window - 1
+        step = max(DENSE_ELEMENTS // (queries.shape[1] * (span.count + reach + len(entries) + 1)), 1)
+        outputs = []
+        for start in range(0, span.count, step):
+            stop = min(start + step, span.count)
+            positions = torch.arange(max(span.begin + start - reach, 0), span.begin + stop, device=queries.device)
+            request = torch.tensor([span.request], device=queries.device)
+            keys = place.rows[self._rows_at(place, request, positions.unsqueeze(0))[0]]
+            back = (torch.arange(start, stop, device=queries.device) + span.begin).unsqueeze(-1) - positions
+            seen = (back >= 0) & (back <= reach)
+            if len(entries):
+                chosen = self._selected[span.start + start : span.start + stop]
+                keys = torch.cat((keys, entries))
+                seen = torch.cat((seen, selection_mask(chosen, len(entries))), dim=1)
+            outputs.append(dense_attention(queries[start:stop], keys.to(queries.dtype), seen, sink))
+        return torch.cat(outputs)
+
+
+def _spans(metadata: PagedMetadata) -> list[Span]:
+    starts, lengths = metadata.starts.tolist(), metadata.lengths.tolist()
+    spans = []
+    for request, length in enumerate(lengths):
+        count = starts[request + 1] - starts[request]
+        if count > 0:
+            spans.append(Span(request, starts[request], count, length - count))
+    return spans
+
+
+def _row(place: PagedStore, slots: torch.Tensor) -> torch.Tensor:
+    """Row numbers of slots [tokens]."""
+    return slots // place.block_size * place.rows_per_block + slots % place.block_size // place.ratio
+
+
+def _gather(place: PagedStore, rows: torch.Tensor) -> torch.Tensor:
+    """[tokens, n, channels] of row numbers [tokens, n]."""
+    return place.rows.index_select(0, rows.flatten()).unflatten(0, rows.shape)

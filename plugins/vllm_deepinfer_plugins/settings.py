@@ -1,0 +1,61 @@
+"""What `--additional-config '{"deepinfer": {...}}'` may say, checked as a whole: an unknown key is an error."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, StrictBool, ValidationError
+
+
+class SettingsError(ValueError):
+    """A key or value under ``deepinfer`` in additional_config that nobody can act on."""
+
+
+class Settings(BaseModel):
+    """The plugin's settings.
+
+    Attributes:
+        portable_model: Use this project's DeepSeek-V4.1 class even where vLLM has its own (CUDA, ROCm).
+        batch_invariant: A token's bits depend on its own history alone: not on the batch, the chunks, the prefix
+            cache or the block size. None follows vLLM's VLLM_BATCH_INVARIANT.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    portable_model: StrictBool = False
+    batch_invariant: StrictBool | None = None
+
+    @classmethod
+    def read(cls, additional_config: Any) -> Settings:
+        """The ``deepinfer`` part of vLLM's additional_config.
+
+        Raises:
+            SettingsError: One sentence about the first key or value that is wrong.
+        """
+        part = additional_config.get("deepinfer", {}) if isinstance(additional_config, dict) else {}
+        if not isinstance(part, dict):
+            raise SettingsError(f'additional_config["deepinfer"] is {part!r}: write an object such as {{}}')
+        try:
+            return cls(**part)
+        except ValidationError as error:
+            raise SettingsError(_sentence(error, list(cls.model_fields))) from None
+
+    @property
+    def invariant(self) -> bool:
+        """Whether batch-invariant mode is on, by this setting or by vLLM's environment variable."""
+        if self.batch_invariant is not None:
+            return self.batch_invariant
+        return os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
+
+
+def _sentence(error: ValidationError, keys: list[str]) -> str:
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, keys, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
+        return f'additional_config["deepinfer"] has the unknown key {key}: {hint}'
+    problem = first["msg"][0].lower() + first["msg"][1:]
+    return f'additional_config["deepinfer"]["{key}"] is {first["input"]!r}: {problem}'
