@@ -1,0 +1,76 @@
+"""Call: what the gateway knows about one HTTP request while it is in work."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from dataclasses import dataclass
+
+from vllm_deepinfer.gateway.http_io import Scope, header
+from vllm_deepinfer.gateway.limits.keys import ApiKey
+from vllm_deepinfer.gateway.logs import access
+from vllm_deepinfer.gateway.metrics import GatewayMetrics
+from vllm_deepinfer.gateway.streaming.exchange import Account
+
+CLIENT_LEFT = 499  # nginx's status for it
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+@dataclass(kw_only=True)
+class Call:
+    """One request.
+
+    Attributes:
+        request_id: from the client's x-request-id if that is plain text, else made here; also in the answer.
+        route: path template, a metric label. key: who asks; None without keys.
+        status: of the answer, once known; 499 when the client left first.
+    """
+
+    request_id: str
+    route: str
+    account: Account
+    key: ApiKey | None = None
+    status: int = 0
+
+    @classmethod
+    def begin(cls, scope: Scope, route: str) -> Call:
+        """A call for a request that has just arrived."""
+        given = header(scope, b"x-request-id") or ""
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        return cls(request_id=request_id, route=route, account=Account(received=time.monotonic()))
+
+    @property
+    def tenant(self) -> str:
+        """Whose stored responses and cache entries these are; empty when nobody has a key."""
+        return self.key.name if self.key is not None else ""
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of every answer; Anthropic's clients read `request-id`."""
+        value = self.request_id.encode("ascii")
+        return [(b"x-request-id", value), (b"request-id", value)]
+
+    def end(self, metrics: GatewayMetrics, **more: object) -> None:
+        """Count and log the call."""
+        now, account = time.monotonic(), self.account
+        metrics.request(self.route, self.status, now - account.received)
+        metrics.usage(account.prompt_tokens, account.cached_tokens, account.output_tokens)
+        ttft = None
+        if account.first_token is not None:
+            ttft = round((account.first_token - account.received) * 1e3, 1)
+        access.info(
+            "request",
+            extra={
+                "request_id": self.request_id,
+                "route": self.route,
+                "key": self.tenant or None,
+                "status": self.status,
+                "ms": round((now - account.received) * 1e3, 1),
+                "ttft_ms": ttft,
+                "prompt_tokens": account.prompt_tokens,
+                "cached_tokens": account.cached_tokens,
+                "output_tokens": account.output_tokens,
+                "finish": account.finish_reasons,
+            }
+            | more,
+        )

@@ -1,0 +1,244 @@
+"""OpenAI Responses: conversion and wire format. Storing them is in `gateway/stored.py`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from deepseek_recipe import (
+    ConversionError,
+    ResponsesRequest,
+    ResponsesResponse,
+    ResponsesStreamEvent,
+)
+
+from vllm_deepinfer.gateway.constraints import ToolPolicy
+from vllm_deepinfer.gateway.dialects.base import (
+    Body,
+    ModelCard,
+    Prepared,
+    convert,
+    encode_body,
+    render,
+    sampling,
+)
+from vllm_deepinfer.gateway.errors import ApiError, from_conversion
+from vllm_deepinfer.gateway.fields import EngineFields, refuse_unknown
+from vllm_deepinfer.gateway.streaming.parser import Chunk, Generator, OutputParser
+from vllm_deepinfer.gateway.streaming.sse import event_frame
+
+ENGINE_FIELDS = frozenset(EngineFields.model_fields) - {"n"}
+RECIPE_FIELDS = frozenset(
+    [
+        "model",
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "stream",
+        "temperature",
+        "top_p",
+        "tools",
+        "tool_choice",
+        "text",
+        "reasoning",
+        "include",
+        "top_logprobs",
+        "user",
+    ]
+)
+OWN_FIELDS = frozenset({"previous_response_id", "store", "background", "metadata"})
+INERT_FIELDS = frozenset(
+    [
+        "truncation",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "stream_options",
+        "max_tool_calls",
+    ]
+)
+REFUSED = {
+    "conversation": "conversations are not kept here; chain turns with previous_response_id.",
+    "prompt": "prompt templates are not kept here; send instructions and input.",
+}
+KNOWN = ENGINE_FIELDS | RECIPE_FIELDS | OWN_FIELDS | INERT_FIELDS
+ECHOED = (
+    "metadata",
+    "truncation",
+    "prompt_cache_key",
+    "safety_identifier",
+    "max_tool_calls",
+    "previous_response_id",
+)
+WHOLE_RESPONSE = frozenset(
+    f"response.{state}" for state in ("created", "in_progress", "completed", "incomplete", "failed")
+)
+
+
+def check(body: Body) -> None:
+    """What can be refused before stored turns are read. Raises: ApiError."""
+    refuse_unknown(body, KNOWN, REFUSED)
+    for name in ("store", "background"):
+        if not isinstance(body.get(name), bool | None):
+            raise ApiError(400, f"{name}: send true or false.", param=name)
+    if not isinstance(body.get("previous_response_id"), str | None):
+        raise ApiError(400, "previous_response_id: send the id of a response.", param="previous_response_id")
+    metadata = body.get("metadata")
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    ):
+        raise ApiError(400, "metadata: send an object of strings.", param="metadata")
+    if body.get("background") and body.get("stream"):
+        raise ApiError(400, "a background response cannot be streamed; leave out stream.", param="stream")
+    if body.get("background") and body.get("store") is False:
+        raise ApiError(400, "a background response has to be stored; leave out store.", param="store")
+
+
+def input_items(body: Body) -> list[Any]:
+    """This turn's input as a list of items. Raises: ApiError."""
+    given = body.get("input")
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    if isinstance(given, list):
+        return given
+    raise ApiError(400, "input: send a string or a list of items.", param="input")
+
+
+def prepare(body: Body, earlier: Sequence[Any], card: ModelCard, answer_id: str) -> Prepared:
+    """Convert a request whose earlier turns are the items `earlier`. Raises: ApiError."""
+    model = card.require(body)
+    fields = EngineFields.read(body, ENGINE_FIELDS)
+    plain = {name: value for name, value in body.items() if name in RECIPE_FIELDS}
+    plain["input"] = [*earlier, *input_items(body)]
+    options = card.options()
+    try:
+        original = ResponsesRequest(encode_body(plain))
+        echo, namespaces = original.echo(), original.namespace_tool_map(options)
+    except (ConversionError, ValueError) as error:
+        raise from_conversion(error) from None
+    tools = ToolPolicy.take(body, plain, parallel=fields.parallel_tool_calls is not False)
+    conversation = tools.convert(lambda: convert(ResponsesRequest, plain, options), plain)
+    settings = _settings(body, fields)
+
+    def generator() -> Generator:
+        chunks = ResponsesRequest.chunk_generator(conversation, answer_id, model)
+        return chunks.with_namespace_tool_map(namespaces).with_echo(echo)
+
+    return Prepared(
+        answer_id=answer_id,
+        model=model,
+        conversation=conversation,
+        prompt=render(conversation),
+        sampling=sampling(conversation, fields, tools, fields.constraint()),
+        stream=conversation.stream,
+        generator=generator,
+        encoder=lambda: ResponsesEncoder(answer_id, settings),
+        collector=lambda: ResponsesCollector(answer_id, model, settings),
+        priority=fields.priority or 0,
+        cache_salt=fields.cache_salt,
+        detached=settings["background"],
+        settings=settings,
+    )
+
+
+def _settings(body: Body, fields: EngineFields) -> Body:
+    """Settings that the response reports and the recipe does not echo."""
+    settings: Body = {name: body[name] for name in ECHOED if body.get(name) is not None}
+    settings["store"] = body.get("store") is not False
+    settings["background"] = bool(body.get("background"))
+    for name in ("parallel_tool_calls", "frequency_penalty", "presence_penalty"):
+        if (value := getattr(fields, name)) is not None:
+            settings[name] = value
+    return settings
+
+
+class ResponsesEncoder:
+    """Named events; keeps the final response."""
+
+    def __init__(self, answer_id: str, settings: Body) -> None:
+        self._id = answer_id
+        self._settings = settings
+        self._sent = 0
+        self._response: Body = {"id": answer_id}
+
+    def encode(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> bytes:
+        """See StreamEncoder."""
+        frames = []
+        for chunk in chunks:
+            assert isinstance(chunk, ResponsesStreamEvent)
+            name = ResponsesResponse.sse_event_name(chunk) or "message"
+            text = chunk.to_json()
+            if name in WHOLE_RESPONSE:
+                text = self._patch(text, parser)
+            frames.append(event_frame(name, text))
+        self._sent += len(frames)
+        return b"".join(frames)
+
+    def _patch(self, text: str, parser: OutputParser) -> str:
+        document = json.loads(text)
+        self._response = finished(document["response"], self._settings, parser.tokens)
+        return _dump(document | {"response": self._response})
+
+    def finish(self) -> bytes:
+        """See StreamEncoder. The last event was the response itself."""
+        return b""
+
+    def document(self) -> Body | None:
+        """See StreamEncoder."""
+        return self._response
+
+    def error(self, error: ApiError) -> bytes:
+        """See StreamEncoder: an error event, then the failed response."""
+        event = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+        failed = {"type": "response.failed", "response": failed_response(self._response, error)}
+        return event_frame("error", _dump(event | {"sequence_number": self._sent})) + event_frame(
+            "response.failed", _dump(failed | {"sequence_number": self._sent + 1})
+        )
+
+
+class ResponsesCollector:
+    """One response."""
+
+    def __init__(self, answer_id: str, model: str, settings: Body) -> None:
+        self._response = ResponsesResponse(answer_id, model, int(time.time()), 0, 0)
+        self._settings = settings
+        self._tokens = 0
+
+    def add(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> None:
+        """See Collector."""
+        for chunk in chunks:
+            assert isinstance(chunk, ResponsesStreamEvent)
+            self._response.accumulate(chunk)
+        self._tokens = parser.tokens
+
+    def result(self) -> Body:
+        """See Collector."""
+        return finished(json.loads(self._response.to_json()), self._settings, self._tokens)
+
+
+def finished(response: Body, settings: Body, tokens: int) -> Body:
+    """The response with the gateway's own settings and count."""
+    usage = response.get("usage")
+    if usage is not None:
+        usage = usage | {"output_tokens": tokens, "total_tokens": usage["input_tokens"] + tokens}
+    return response | settings | {"usage": usage}
+
+
+def pending_response(answer_id: str, model: str, created: int, settings: Body) -> Body:
+    """A background response that has not begun."""
+    empty: Body = json.loads(ResponsesResponse(answer_id, model, created, 0, 0).to_json())
+    return empty | settings | {"status": "queued", "usage": None, "created_at": created}
+
+
+def failed_response(response: Body, error: ApiError) -> Body:
+    """The response after a failure."""
+    return response | {
+        "status": "failed",
+        "error": {"code": error.code or "server_error", "message": error.message},
+    }
+
+
+def _dump(document: Body) -> str:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,182 @@
+"""Exchange: one HTTP request's answer, of one or more choices, as it comes in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from vllm_deepinfer.engine import FinishReason, TokenDelta
+from vllm_deepinfer.gateway.dialects.base import Body, Collector, StreamEncoder
+from vllm_deepinfer.gateway.errors import ApiError
+from vllm_deepinfer.gateway.metrics import GatewayMetrics
+from vllm_deepinfer.gateway.streaming.parser import Chunk, OutputParser
+from vllm_deepinfer.gateway.streaming.sse import Headers, SlowReader, SseWriter
+
+
+@dataclass(kw_only=True)
+class Account:
+    """What one request has used; read by logs, limits and metrics.
+
+    Attributes: times are monotonic seconds; tokens as in usage; `output_events` counts deltas with chunks.
+    """
+
+    received: float
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    output_events: int = 0
+    first_token: float | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+
+
+class Exchange:
+    """Base of the two ways to answer: as events, or as one document. `done` resolves exactly once."""
+
+    def __init__(self, metrics: GatewayMetrics, account: Account, choices: int = 1) -> None:
+        self.metrics = metrics
+        self.account = account
+        self.error: ApiError | None = None
+        self.abandoned = False  # the client does not read: there is nobody to tell
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open = choices
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the engine may still be at work for it."""
+        return self.error is not None or not self.done.done()
+
+    def emit(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> None:
+        """Take chunks of one choice."""
+        raise NotImplementedError
+
+    def end_choice(self, parser: OutputParser, reason: str) -> None:
+        """One choice has ended."""
+        self.account.finish_reasons.append(reason)
+        self._open -= 1
+        if self._open == 0 and not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: ApiError, reason: str) -> None:
+        """The whole answer has failed; `reason` is a metric label."""
+        if self.done.done():
+            return
+        self.metrics.failures.labels(reason).inc()
+        self.error = error
+        self.done.set_result(None)
+
+
+class StreamExchange(Exchange):
+    """Events to a socket; the head goes out with the first of them, so an error before it has a status."""
+
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        account: Account,
+        choices: int,
+        encoder: StreamEncoder,
+        writer: SseWriter,
+        headers: Headers,
+    ) -> None:
+        super().__init__(metrics, account, choices)
+        self.encoder = encoder
+        self.writer = writer
+        self._headers = headers
+
+    def open(self) -> None:
+        """Send the response head unless it is out."""
+        if not self.writer.started:
+            self.writer.start(200, self._headers)
+
+    def keep_alive(self) -> None:
+        """Send a comment, so that nobody on the way takes a long prefill for a dead connection."""
+        self.open()
+        if not self.writer.pending:
+            self.writer.write(b": keep-alive\n\n")
+
+    def emit(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> None:
+        """See Exchange."""
+        if not self.writer.started:
+            self.open()
+        self.writer.write(self.encoder.encode(index, chunks, parser))
+
+    def fail(self, error: ApiError, reason: str) -> None:
+        """See Exchange. After the head, the error is an event."""
+        if not (self.done.done() or self.abandoned) and self.writer.started:
+            with suppress(SlowReader):
+                self.writer.write(self.encoder.error(error))
+        super().fail(error, reason)
+
+
+class CollectExchange(Exchange):
+    """One JSON document at the end."""
+
+    def __init__(self, metrics: GatewayMetrics, account: Account, choices: int, collector: Collector) -> None:
+        super().__init__(metrics, account, choices)
+        self._collector = collector
+
+    def emit(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> None:
+        """See Exchange."""
+        self._collector.add(index, chunks, parser)
+
+    def result(self) -> Body:
+        """The document, once `done` without an error."""
+        return self._collector.result()
+
+
+class Choice:
+    """One engine request of an exchange; a Receiver."""
+
+    def __init__(self, request_id: str, index: int, parser: OutputParser, exchange: Exchange) -> None:
+        self.request_id = request_id
+        self._index = index
+        self._parser = parser
+        self._exchange = exchange
+        self._last = 0.0
+
+    def deliver(self, delta: TokenDelta, now: float) -> bool:
+        """See Receiver."""
+        exchange, parser = self._exchange, self._parser
+        if exchange.done.done():
+            return True
+        if delta.token_ids:
+            self._measure(delta, now)
+        chunks = parser.feed(delta)
+        if chunks:
+            exchange.account.output_events += 1
+            exchange.emit(self._index, chunks, parser)
+        if parser.finished:
+            exchange.account.output_tokens += parser.tokens
+            exchange.end_choice(parser, "stop" if delta.finish_reason is None else str(delta.finish_reason))
+        elif delta.finish_reason is not None:
+            exchange.account.output_tokens += parser.tokens
+            exchange.fail(_failure(delta), f"engine_{delta.finish_reason}")
+        return parser.finished
+
+    def broken(self, error: Exception) -> None:
+        """See Receiver."""
+        if isinstance(error, SlowReader):
+            self._exchange.abandoned = True
+            self._exchange.fail(ApiError(408, "the client did not read its stream."), "slow_reader")
+        else:
+            self._exchange.fail(ApiError(500, "the answer could not be processed."), "internal")
+
+    def _measure(self, delta: TokenDelta, now: float) -> None:
+        account, metrics = self._exchange.account, self._exchange.metrics
+        if self._last:
+            metrics.itl.observe(now - self._last)
+        elif account.first_token is None:
+            account.first_token = now
+            account.cached_tokens = delta.cached_tokens
+            metrics.ttft.observe(now - account.received)
+        self._last = now
+        if delta.accepted_draft_tokens:
+            metrics.draft_tokens.inc(delta.accepted_draft_tokens)
+
+
+def _failure(delta: TokenDelta) -> ApiError:
+    if delta.finish_reason is FinishReason.ABORT:
+        return ApiError(503, "the engine stopped working on this request; send it again.", retry_after_s=1.0)
+    message = delta.error or "the engine failed on this request; send it again."
+    return ApiError(500, message, code="engine_error")

@@ -1,0 +1,120 @@
+"""One answer: engine deltas in, protocol chunks of the recipe package out.
+
+The recipe's processor decodes tokens, splits reasoning, text and tool calls, and matches stop strings. What
+is added
+here: tokens that end an answer have no text; a stop string that ends inside a multi-token delta ends the
+count there; and a count of tokens that includes those whose bytes never became a character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from deepseek_recipe import (
+    ChatCompletionChunk,
+    ChatCompletionChunkGenerator,
+    InferenceChunk,
+    InferenceFinishReason,
+    MessagesChunkGenerator,
+    MessagesStreamEvent,
+    ParsingOptions,
+    PromptUsage,
+    ResponsesChunkGenerator,
+    ResponsesStreamEvent,
+    StreamProcessor,
+    Tokenizer,
+)
+
+from vllm_deepinfer.engine import FinishReason, TokenDelta, TokenLogprobs
+
+Chunk: TypeAlias = ChatCompletionChunk | ResponsesStreamEvent | MessagesStreamEvent
+Generator: TypeAlias = ChatCompletionChunkGenerator | ResponsesChunkGenerator | MessagesChunkGenerator
+
+_REASONS = {FinishReason.STOP: InferenceFinishReason.Stop, FinishReason.LENGTH: InferenceFinishReason.Length}
+
+
+class OutputParser:
+    """Feeds one recipe processor.
+
+    Args:
+        generator: makes the chunks of one API; consumed.
+        options: how to parse, as conversion of the request gave them.
+        tokenizer: decodes token ids.
+        eos_token_ids: ids that end an answer; they count and have no text.
+        prompt_tokens: length of the prompt, for usage.
+        exact: feed token by token, so that text, counts and logprobs stop at the same token. Needed with stop
+            strings or logprobs; else a delta of several tokens makes one chunk.
+        fingerprint: `system_fingerprint` of the answer.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        options: ParsingOptions,
+        tokenizer: Tokenizer,
+        *,
+        eos_token_ids: Sequence[int],
+        prompt_tokens: int,
+        exact: bool,
+        fingerprint: str | None = None,
+    ) -> None:
+        self._processor = StreamProcessor(generator, options, tokenizer)
+        self._eos = frozenset(eos_token_ids)
+        self._prompt_tokens = prompt_tokens
+        self._exact = exact
+        self._fingerprint = fingerprint
+        self._started = False
+        self.finished = False
+        self.tokens = 0
+        self.cached_tokens = 0
+
+    def feed(self, delta: TokenDelta) -> list[Chunk]:
+        """Chunks that this delta completes. After `finished`, deltas add nothing.
+
+        Raises: RuntimeError if the processor fails, which ends this answer with an error.
+        """
+        if self.finished:
+            return []
+        chunks: list[Chunk] = [] if self._started else self._begin(delta.cached_tokens)
+        if delta.token_ids:
+            self._feed_tokens(delta, chunks)
+        reason = _REASONS.get(delta.finish_reason) if delta.finish_reason is not None else None
+        if reason is not None and not self.finished:
+            chunks += self._processor.push(InferenceChunk.finish(reason))
+            self.finished = True
+        return chunks
+
+    def _begin(self, cached_tokens: int) -> list[Chunk]:
+        self._started = True
+        self.cached_tokens = cached_tokens
+        usage = PromptUsage(prompt_tokens=self._prompt_tokens, prompt_cache_hit_tokens=cached_tokens)
+        ready = InferenceChunk.ready(prompt_usage=usage, system_fingerprint=self._fingerprint)
+        return list(self._processor.push(ready))
+
+    def _feed_tokens(self, delta: TokenDelta, chunks: list[Chunk]) -> None:
+        ids = delta.token_ids
+        silent = isinstance(delta.stop_reason, int) or not self._eos.isdisjoint(ids)
+        if not (silent or self._exact) or (self._exact and len(ids) == 1 and not silent):
+            self._push(InferenceChunk.tokens(ids, _logprobs(delta.logprobs)), len(ids), chunks)
+            return
+        last = len(ids) - 1
+        for position, token in enumerate(ids):
+            if token in self._eos or (position == last and delta.stop_reason == token):
+                self.tokens += 1
+                continue
+            entry = None if delta.logprobs is None else delta.logprobs[position : position + 1]
+            self._push(InferenceChunk.tokens((token,), _logprobs(entry)), 1, chunks)
+            if self.finished:
+                return
+
+    def _push(self, chunk: InferenceChunk, count: int, chunks: list[Chunk]) -> None:
+        chunks += self._processor.push(chunk)
+        self.tokens += count
+        self.finished = self._processor.finished
+
+
+def _logprobs(entries: Sequence[TokenLogprobs] | None) -> Any:
+    if entries is None:
+        return None
+    return [(entry.logprob, list(entry.top)) for entry in entries]
