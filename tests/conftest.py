@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hypothesis import settings
+
+# On a busy machine any single example can take long, which says nothing about the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
 CACHE = Path(__file__).parents[1] / ".cache"
 
 SETTINGS = {
