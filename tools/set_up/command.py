@@ -25,6 +25,7 @@ def environment(root: Path) -> dict[str, str]:
         "PIP_NO_INPUT": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_PROGRESS_BAR": "off",
+        "PIP_NO_COMPILE": "1",  # a module is compiled when it is first imported, and most never are
         "PIP_CACHE_DIR": str(cache / "pip"),
         "TMPDIR": str(cache / "tmp"),
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
