@@ -216,7 +216,7 @@ class EngineContract:
         await collect(engine, request_of(prompt))  # it still serves
 
     async def test_abort_ends_a_request_before_it_returns(self, engine: Engine) -> None:
-        sink, request = Recorder(), request_of(prompt_of(engine, 9, 11), max_tokens=60)
+        sink, request = Recorder(), request_of(prompt_of(engine, 9, 11), max_tokens=150)
         await engine.submit(request, sink)
         await sink.started(request.request_id, 2)
         await engine.abort([request.request_id])
@@ -229,7 +229,7 @@ class EngineContract:
     async def test_abort_is_idempotent_in_any_order_with_finish(self, engine: Engine) -> None:
         sink, prompt = Recorder(), prompt_of(engine, 9, 12)
         await engine.abort(["never seen"])
-        finished, fresh, twice = request_of(prompt), request_of(prompt), request_of(prompt, max_tokens=60)
+        finished, fresh, twice = request_of(prompt), request_of(prompt), request_of(prompt, max_tokens=150)
         await engine.submit(finished, sink)
         await sink.ended(finished.request_id)
         await engine.abort([finished.request_id])
@@ -243,7 +243,7 @@ class EngineContract:
         assert not sink.tokens[fresh.request_id]
 
     async def test_a_cancelled_abort_has_still_aborted(self, engine: Engine) -> None:
-        sink, request = Recorder(), request_of(prompt_of(engine, 9, 13), max_tokens=60)
+        sink, request = Recorder(), request_of(prompt_of(engine, 9, 13), max_tokens=150)
         await engine.submit(request, sink)
         await sink.started(request.request_id)
         task = asyncio.ensure_future(engine.abort([request.request_id]))
@@ -299,7 +299,7 @@ class EngineContract:
         before = engine.load()
         assert (before.active_requests, before.queued_prompt_tokens) == (0, 0)
         assert before.kv_tokens_free == info.kv_capacity_tokens
-        requests = [request_of(prompt_of(engine, 20, 300 + i), max_tokens=60) for i in range(3)]
+        requests = [request_of(prompt_of(engine, 20, 300 + i), max_tokens=150) for i in range(3)]
         for request in requests:
             await engine.submit(request, sink)
         assert engine.load().active_requests == 3
@@ -321,7 +321,7 @@ class EngineContract:
         assert after.steps > before.steps
 
     async def test_leaving_a_stream_aborts_it(self, engine: Engine) -> None:
-        request = request_of(prompt_of(engine, 9, 17), max_tokens=60)
+        request = request_of(prompt_of(engine, 9, 17), max_tokens=150)
         async with contextlib.aclosing(stream(engine, request)) as deltas:
             async for _ in deltas:
                 break

@@ -28,11 +28,19 @@ class Clock(Protocol):
 
 
 class LoopClock:
-    """The running event loop's time: real on an ordinary loop, virtual on a `VirtualTimeLoop`."""
+    """The event loop's time: real on an ordinary loop, virtual on a `VirtualTimeLoop`.
+
+    It keeps the loop that it was first asked on, and then answers from anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def now(self) -> float:
-        """Current time of the running loop."""
-        return asyncio.get_running_loop().time()
+        """Current time of the loop."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop.time()
 
     async def sleep(self, seconds: float) -> None:
         """`asyncio.sleep`."""

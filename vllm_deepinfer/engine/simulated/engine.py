@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from random import Random
 
 from vllm_deepinfer.engine.base import Sink
@@ -224,10 +224,11 @@ class SimulatedEngine:
     def _finish(self, step: Step) -> None:
         self._steps += 1
         self._progress_at = self._clock.now()
-        self.deliveries.send(self._deltas(step))
-
-    def _deltas(self, step: Step) -> Iterator[tuple[Sink, TokenDelta]]:
-        for sequence, delta in deltas_of(self.core, step):
-            if delta.finish_reason is not None:
-                self._forget(sequence)
-            yield sequence.sink, delta
+        deltas: list[tuple[Sink, TokenDelta]] = []
+        try:
+            for sequence, delta in deltas_of(self.core, step):
+                if delta.finish_reason is not None:
+                    self._forget(sequence)
+                deltas.append((sequence.sink, delta))
+        finally:  # also when the token source fails half-way: what has ended must be told
+            self.deliveries.send(deltas)

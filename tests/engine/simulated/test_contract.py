@@ -11,7 +11,7 @@ from vllm_deepinfer.engine.simulated import SimulatedConfig, SimulatedEngine, Sp
 from vllm_deepinfer.policy.step_cost import StepCost
 
 FAST = StepCost(
-    per_step=2e-4, per_token=1e-6
+    per_step=1e-3, per_token=1e-6
 )  # real time: these tests also prove the engine on an ordinary loop
 
 CONFIGS = {
