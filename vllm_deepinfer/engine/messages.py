@@ -69,7 +69,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest("the prompt must hold at least one token, got none.")
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_defaults=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Natural-log probabilities at one position, as sampled from (after temperature and penalties is up to
     the engine).
 
@@ -85,7 +85,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True, omit
     top: Sequence[tuple[int, float]] = ()
 
 
-class TokenDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_defaults=True):
+class TokenDelta(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What one engine step added to one request.
 
     Attributes:

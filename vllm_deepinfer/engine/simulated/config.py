@@ -58,10 +58,10 @@ class SimulatedConfig:
         for name in ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.blocks * self.block_size < self.max_model_len + self.draft_tokens:
+        if self.blocks * self.block_size < self.max_model_len:
             raise ValueError(
                 f"kv_capacity_tokens {self.kv_capacity_tokens} cannot hold one request of max_model_len "
-                f"{self.max_model_len} and its {self.draft_tokens} drafts in blocks of {self.block_size}."
+                f"{self.max_model_len} in blocks of {self.block_size}."
             )
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(
