@@ -45,6 +45,18 @@ def tiny_checkpoint(context: typer.Context) -> int:
     return pass_on("vllm_deepinfer.checkpoint.command:tiny_checkpoint", context)
 
 
+@app.command(context_settings=_PASS_ON)
+def gateway(context: typer.Context) -> int:
+    """Serve Chat Completions, Responses and Messages on one engine."""
+    return pass_on("vllm_deepinfer.gateway.command:gateway", context)
+
+
+@app.command("gateway-key", context_settings=_PASS_ON)
+def gateway_key(context: typer.Context) -> int:
+    """Make an API key for the gateway."""
+    return pass_on("vllm_deepinfer.gateway.command:gateway_key", context)
+
+
 @app.command()
 def bench(
     name: Annotated[

@@ -49,7 +49,7 @@ class GatewayApp:
             ResponsesApi(core, self.background),
         )
         self._endpoints = {api.route: GenerationEndpoint(api, core) for api in apis}
-        self._own_engine = own_engine
+        self.own_engine = own_engine
         self.fastapi = self._build()
 
     def _build(self) -> FastAPI:
@@ -72,7 +72,7 @@ class GatewayApp:
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        if self._own_engine:
+        if self.own_engine:
             await self.core.engine.start()
         await self.core.start()
         try:
@@ -80,7 +80,7 @@ class GatewayApp:
         finally:
             await self.drain()
             await self.core.stop()
-            if self._own_engine:
+            if self.own_engine:
                 await self.core.engine.close()
 
     async def drain(self) -> bool:

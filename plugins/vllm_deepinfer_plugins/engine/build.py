@@ -1,0 +1,24 @@
+"""VllmEngine from the flags of `vllm serve`, for `vllm-deepinfer gateway --engine vllm`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from vllm_deepinfer.errors import UserError
+from vllm_deepinfer_plugins.engine.vllm_engine import VllmEngine
+
+
+class _Parser(FlexibleArgumentParser):
+    def error(self, message: str) -> NoReturn:  # argparse would print 250 lines of usage and exit
+        raise UserError(f"--engine-args: {message}.")
+
+
+def build(model: Path, arguments: list[str]) -> VllmEngine:
+    """An engine that is not started. Raises: UserError for a flag that vLLM does not take."""
+    parser = AsyncEngineArgs.add_cli_args(_Parser(prog="vllm-deepinfer gateway"))
+    parsed = parser.parse_args(["--model", str(model), *arguments])
+    return VllmEngine(AsyncEngineArgs.from_cli_args(parsed))

@@ -1,0 +1,183 @@
+"""`vllm-deepinfer gateway` and `vllm-deepinfer gateway-key`."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import shlex
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvicorn
+import yaml
+from pydantic import ValidationError
+
+from vllm_deepinfer.engine import EngineError
+from vllm_deepinfer.errors import UserError
+from vllm_deepinfer.gateway import logs
+from vllm_deepinfer.gateway.building import build_app
+from vllm_deepinfer.gateway.engines import make_engine
+from vllm_deepinfer.gateway.errors import from_validation
+from vllm_deepinfer.gateway.limits.keys import KeyFileError, KeyRing, new_key
+from vllm_deepinfer.gateway.settings import GatewaySettings
+
+DEFAULTS = GatewaySettings(served_names=("model",))
+
+
+def gateway(
+    model: Annotated[
+        Path, typer.Option(help="Checkpoint folder; the simulated engine reads only its tokenizer.")
+    ],
+    engine: Annotated[str, typer.Option(help="simulated, or vllm.")] = "vllm",
+    engine_args: Annotated[
+        str, typer.Option(help="Flags for the engine in one string, such as '--max-model-len 4096'.")
+    ] = "",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(help="Name for clients, may be repeated; the folder's name by default."),
+    ] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="YAML list of keys, made with gateway-key; without, nobody needs one.")
+    ] = None,
+    allow_anonymous: Annotated[
+        bool, typer.Option("--allow-anonymous", help="Listen beyond loopback without keys.")
+    ] = False,
+    thinking: Annotated[bool, typer.Option(help="Reason unless a request says otherwise.")] = True,
+    max_active: Annotated[int, typer.Option(help="Requests in work; more get 429.")] = DEFAULTS.max_active,
+    max_waiting: Annotated[
+        int, typer.Option(help="Requests waiting in the engine; more get 429.")
+    ] = DEFAULTS.max_waiting,
+    max_busy: Annotated[
+        float, typer.Option(min=0.05, max=1, help="Share of a core beyond which new requests get 429.")
+    ] = 0.9,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Largest request body.")] = 32,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest prompt; the model's context by default.")
+    ] = None,
+    response_db: Annotated[
+        Path | None, typer.Option(help="SQLite file of stored responses; in memory by default.")
+    ] = None,
+    response_ttl_hours: Annotated[float, typer.Option(min=0.01, help="Life of a stored response.")] = 720.0,
+    drain_timeout_s: Annotated[
+        float, typer.Option(min=0, help="How long a stop waits for running requests.")
+    ] = DEFAULTS.drain_timeout_s,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> int:
+    """Serve Chat Completions, Responses and Messages on one engine."""
+    if not model.is_dir():
+        raise UserError(f"--model {model}: there is no such folder.")
+    if log_level not in ("debug", "info", "warning", "error"):
+        raise UserError(f"--log-level {log_level}: choose debug, info, warning or error.")
+    keys = _keys(api_keys)
+    if not keys and not allow_anonymous and not _is_loopback(host):
+        raise UserError(
+            f"--host {host} is reachable from other machines, so give --api-keys FILE, or --allow-anonymous."
+        )
+    settings = _settings(
+        served_names=tuple(served_model_name or (model.resolve().name,)),
+        thinking=thinking,
+        max_active=max_active,
+        max_waiting=max_waiting,
+        max_busy=max_busy,
+        max_body_bytes=max_body_mb << 20,
+        max_prompt_tokens=max_prompt_tokens,
+        response_db=response_db,
+        response_ttl_s=response_ttl_hours * 3600,
+        drain_timeout_s=drain_timeout_s,
+    )
+    logs.configure(log_level)
+    with _runner() as runner:
+        runner.run(_serve(engine, model, _split(engine_args), settings, keys, host, port))
+    return 0
+
+
+def gateway_key(
+    name: Annotated[str, typer.Argument(help="Whose key: letters, digits, dot, dash, underscore.")],
+) -> None:
+    """Make an API key: the key on the first line, its entry for --api-keys below."""
+    try:
+        key, entry = new_key(name)
+    except KeyFileError as error:
+        raise UserError(str(error)) from None
+    typer.echo(f"# {key}   (shown once; only its hash is kept)")
+    typer.echo(yaml.safe_dump([entry.model_dump(exclude_none=True)], sort_keys=False).rstrip())
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"--engine-args: {str(error).lower()}.") from None
+
+
+def _settings(**values: Any) -> GatewaySettings:
+    try:
+        return GatewaySettings(**values)
+    except ValidationError as error:
+        raise UserError(str(from_validation(error))) from None
+
+
+def _keys(path: Path | None) -> KeyRing:
+    if path is None:
+        return KeyRing()
+    try:
+        return KeyRing.load(path)
+    except KeyFileError as error:
+        raise UserError(str(error)) from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _runner() -> asyncio.Runner:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+async def _serve(
+    kind: str,
+    model: Path,
+    arguments: list[str],
+    settings: GatewaySettings,
+    keys: KeyRing,
+    host: str,
+    port: int,
+) -> None:
+    engine = make_engine(kind, model, arguments)
+    try:
+        await _start(engine.start())
+        app = build_app(engine, model, settings, keys)
+        app.own_engine = False
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            loop="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(settings.drain_timeout_s) or 1,
+        )
+        names = ", ".join(settings.served_names)
+        typer.echo(f"Serving {names} on http://{host}:{port} (status page: /status).")
+        await uvicorn.Server(config).serve()
+    finally:
+        await engine.close()
+
+
+async def _start(starting: Coroutine[Any, Any, None]) -> None:
+    try:
+        await starting
+    except EngineError as error:
+        raise UserError(str(error)) from None
