@@ -1,0 +1,149 @@
+"""Streaming load, a process of its own: `python -m … PORT STREAMS TOKENS`.
+
+Every stream asks for an answer, reads it to its end, and asks again on the same connection. A read costs a
+few microseconds, so that the load's core is not the bottleneck. Commands on stdin: `sample` prints the events
+and answers read so far, `first` the (id, sent, first event) of the answers begun since the last time, in
+monotonic seconds, `stop` lets the running answers end and prints what `sample` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import cast
+
+from vllm_deepinfer.bench.gateway.lines import serve_lines
+
+END = b"0\r\n\r\n"
+
+
+def request(port: int, tokens: int) -> bytes:
+    """A chat completion that streams `tokens` tokens."""
+    body = json.dumps(
+        {
+            "model": "bench",
+            "stream": True,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "thinking": {"type": "disabled"},
+            "messages": [{"role": "user", "content": "Write a long story about a lighthouse. " * 4}],
+        }
+    ).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+class Load:
+    """All streams and what they have seen."""
+
+    def __init__(self, port: int, tokens: int) -> None:
+        self.port = port
+        self.request = request(port, tokens)
+        self.events = 0
+        self.answers = 0
+        self.refused = 0
+        self.errors: list[str] = []
+        self.first: list[tuple[str, float, float]] = []
+        self.stopping = False
+
+    async def open(self, streams: int, spread_s: float) -> None:
+        """Connect; requests begin evenly over `spread_s`."""
+        loop = asyncio.get_running_loop()
+        for _ in range(streams):
+            await loop.create_connection(lambda: Stream(self), "127.0.0.1", self.port)
+            await asyncio.sleep(spread_s / streams)
+
+    def sample(self) -> str:
+        """Totals as JSON."""
+        return json.dumps(
+            {
+                "events": self.events,
+                "answers": self.answers,
+                "refused": self.refused,
+                "errors": self.errors[:3],
+            }
+        )
+
+    def take_first(self) -> str:
+        """See module."""
+        first, self.first = self.first, []
+        return json.dumps(first)
+
+    def stop(self) -> str:
+        """Ask for nothing more."""
+        self.stopping = True
+        return self.sample()
+
+
+class Stream(asyncio.Protocol):
+    """One connection: ask, read to the end, ask again."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._sent = 0.0
+        self._waiting = True
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._load.stopping or self._transport.is_closing():
+            return
+        self._waiting = True
+        self._sent = time.monotonic()
+        self._transport.write(self._load.request)
+
+    def data_received(self, data: bytes) -> None:
+        load = self._load
+        if self._waiting and not self._begin(data):
+            return
+        load.events += data.count(b"data: {")
+        tail = self._tail + data[-5:]
+        self._tail = tail[-5:]
+        if tail.endswith(END):
+            self._tail = b""
+            load.answers += 1
+            self._ask()
+
+    def _begin(self, data: bytes) -> bool:
+        """The first event of an answer, or a refusal."""
+        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
+            self._refused(data)
+            return False
+        found = data.find(b'"id":"')
+        if found < 0:
+            return False
+        self._waiting = False
+        name = data[found + 6 : data.index(b'"', found + 6)].decode()
+        self._load.first.append((name, self._sent, time.monotonic()))
+        return True
+
+    def _refused(self, data: bytes) -> None:
+        if data.startswith(b"HTTP/1.1 429"):
+            self._load.refused += 1
+            asyncio.get_running_loop().call_later(0.5, self._ask)
+        else:
+            self._load.errors.append(data[:300].decode(errors="replace"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._load.stopping:
+            self._load.errors.append(f"connection lost: {error}")
+
+
+async def main(port: int, streams: int, tokens: int, spread_s: float) -> None:
+    """Serve commands until stdin ends."""
+    load = Load(port, tokens)
+    opening = asyncio.create_task(load.open(streams, spread_s))
+    await serve_lines({"sample": load.sample, "first": load.take_first, "stop": load.stop})
+    opening.cancel()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
