@@ -30,6 +30,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
 E4M3_MAX, E2M1_MAX = float(E4M3[-1]), float(E2M1[-1])
 _E4M3_VALUES = np.concatenate([E4M3, [np.nan], -E4M3, [np.nan]]).astype(np.float32)
 _E2M1_VALUES = np.concatenate([E2M1, -E2M1]).astype(np.float32)
+_E8M0_VALUES = np.array([*(2.0 ** (code - _SCALE_BIAS) for code in range(255)), np.nan], dtype=np.float32)
 
 
 def encode_e4m3(values: ArrayLike) -> Bytes:
@@ -85,8 +86,8 @@ def decode_bf16(codes: NDArray[np.uint16]) -> Floats:
 
 def decode_e8m0(codes: Bytes) -> Floats:
     """The power of two of each scale code; 255 is NaN."""
-    powers = np.ldexp(np.float32(1), codes.astype(np.int32) - _SCALE_BIAS).astype(np.float32)
-    return np.where(codes == 255, np.float32(np.nan), powers)
+    values: Floats = _E8M0_VALUES[codes]
+    return values
 
 
 def _scale_codes(maximum: NDArray[np.float64], largest: float) -> Bytes:

@@ -79,9 +79,10 @@ def _parse(file: Path, entries: Any) -> tuple[dict[str, Header], int]:
         if name == "__metadata__":
             continue
         try:
-            header = Header(entry["dtype"], tuple(int(size) for size in entry["shape"]))
+            header = Header(entry["dtype"], tuple(entry["shape"]))
             start, end = entry["data_offsets"]
-            whole = header.nbytes == end - start and start >= 0 and min(header.shape, default=0) >= 0
+            whole = all(type(number) is int and number >= 0 for number in (*header.shape, start, end))
+            whole = whole and header.nbytes == end - start
         except (KeyError, TypeError, ValueError):
             whole = False
         if not whole:

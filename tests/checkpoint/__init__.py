@@ -1,0 +1,1 @@
+"""Tests of the checkpoint package: configs, layout, encodings, tokenizer and the small checkpoint."""
