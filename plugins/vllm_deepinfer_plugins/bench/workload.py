@@ -118,18 +118,22 @@ class Workload:
         return tokens
 
     def _add(self, prompt: list[int], outputs: int, logprobs: int | None = None) -> str:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         self._served += 1
         name = f"bench-{self._served}"
-        parameters = SamplingParams(
-            temperature=0.0,
-            max_tokens=outputs,
-            ignore_eos=True,
-            detokenize=False,
-            logprobs=logprobs,
-            output_kind=RequestOutputKind.DELTA,
-        )
-        self.engine.add_request(name, {"prompt_token_ids": prompt}, parameters)
+        self.engine.add_request(name, {"prompt_token_ids": prompt}, greedy(outputs, logprobs))
         return name
+
+
+def greedy(outputs: int, logprobs: int | None) -> Any:
+    """vLLM's parameters for exactly `outputs` greedy tokens, each step returning its own tokens only."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=outputs,
+        ignore_eos=True,
+        detokenize=False,
+        logprobs=logprobs,
+        output_kind=RequestOutputKind.DELTA,
+    )
