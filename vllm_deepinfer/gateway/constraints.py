@@ -59,7 +59,7 @@ class ToolPolicy:
         policy.forced = policy.forced or choice in ("required", "any")
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
             plain["tool_choice"] = "required" if policy.forced else "auto"
-        policy._read_tools(plain, relax=body.get("response_format") is not None)
+        policy._read_tools(plain)
         if policy.forced:
             policy._choice = plain.pop("tool_choice", None)
         return policy
@@ -80,12 +80,12 @@ class ToolPolicy:
         elif kind == "any":
             self.forced = True
 
-    def _read_tools(self, plain: dict[str, Any], *, relax: bool) -> None:
+    def _read_tools(self, plain: dict[str, Any]) -> None:
         tools = plain.get("tools")
         if not isinstance(tools, list):
             return
         strict: set[str] = set()
-        plain["tools"] = [_note_strict(tool, strict, relax) for tool in tools]
+        plain["tools"] = [_note_strict(tool, strict) for tool in tools]
         self.strict = frozenset(strict)
 
     def convert(
@@ -212,6 +212,16 @@ def _const(text: str) -> Format:
     return {"type": "const_string", "value": text}
 
 
+def without_strict(holder: Any, *path: str) -> Any:
+    """`holder` with `strict` removed from the object at `path`: see `_note_strict` for why."""
+    if not isinstance(holder, dict):
+        return holder
+    if not path:
+        return {key: value for key, value in holder.items() if key != "strict"}
+    inner = holder.get(path[0])
+    return holder if inner is None else {**holder, path[0]: without_strict(inner, *path[1:])}
+
+
 def _tool_name(tool: Any) -> str | None:
     if not isinstance(tool, dict):
         return None
@@ -220,25 +230,22 @@ def _tool_name(tool: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _note_strict(tool: Any, strict: set[str], relax: bool) -> Any:
-    """Note a strict tool's name; return the tool as the recipe should see it.
+def _note_strict(tool: Any, strict: set[str]) -> Any:
+    """Note a strict tool's name; return the tool without the flag.
 
-    Normalising a strict schema, recipe 0.2.0 drops `$defs` and leaves the references to them dangling, and it
-    refuses strict tools beside a response format (`relax`). Such a tool is passed on as not strict: model and
-    grammar then see the whole schema.
+    The recipe must not see it: normalising a strict schema, version 0.2.0 drops `$defs` and leaves references
+    to them dangling, refuses `enum` without `type`, and refuses strict tools beside a response format. The
+    grammar holds the arguments to the schema as the user wrote it.
     """
     if not isinstance(tool, dict):
         return tool
     if tool.get("type") == "namespace" and isinstance(tool.get("tools"), list):
-        return {**tool, "tools": [_note_strict(inner, strict, relax) for inner in tool["tools"]]}
+        return {**tool, "tools": [_note_strict(inner, strict) for inner in tool["tools"]]}
     nested = tool.get("function")
     body = nested if isinstance(nested, dict) else tool
     name = _tool_name(tool)
     if body.get("strict") is not True or name is None:
         return tool
     strict.add(name)
-    schema = body.get("parameters", body.get("input_schema"))
-    if not relax and not (isinstance(schema, dict) and {"$defs", "definitions"} & schema.keys()):
-        return tool
     relaxed = {key: value for key, value in body.items() if key != "strict"}
     return {**tool, "function": relaxed} if body is nested else relaxed

@@ -9,7 +9,7 @@ from typing import Any
 
 from deepseek_recipe import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 
-from vllm_deepinfer.gateway.constraints import ToolPolicy
+from vllm_deepinfer.gateway.constraints import ToolPolicy, without_strict
 from vllm_deepinfer.gateway.dialects.base import Body, ModelCard, Prepared, convert, render, sampling
 from vllm_deepinfer.gateway.errors import ApiError, error_body
 from vllm_deepinfer.gateway.fields import EngineFields, refuse_unknown
@@ -100,6 +100,8 @@ def _translate(body: Body, plain: Body) -> None:
             else message
             for message in messages
         ]
+    if "response_format" in plain:
+        plain["response_format"] = without_strict(plain["response_format"], "json_schema")
     template = body.get("chat_template_kwargs")
     if template is None:
         return

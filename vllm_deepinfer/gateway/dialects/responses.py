@@ -14,7 +14,7 @@ from deepseek_recipe import (
     ResponsesStreamEvent,
 )
 
-from vllm_deepinfer.gateway.constraints import ToolPolicy
+from vllm_deepinfer.gateway.constraints import ToolPolicy, without_strict
 from vllm_deepinfer.gateway.dialects.base import (
     Body,
     ModelCard,
@@ -113,13 +113,15 @@ def prepare(body: Body, earlier: Sequence[Any], card: ModelCard, answer_id: str)
     plain = {name: value for name, value in body.items() if name in RECIPE_FIELDS}
     plain["input"] = [*earlier, *input_items(body)]
     options = card.options()
+    tools = ToolPolicy.take(body, relaxed := dict(plain), parallel=fields.parallel_tool_calls is not False)
+    if "text" in relaxed:
+        relaxed["text"] = without_strict(relaxed["text"], "format")
     try:
-        original = ResponsesRequest(encode_body(plain))
-        echo, namespaces = original.echo(), original.namespace_tool_map(options)
+        echo = ResponsesRequest(encode_body(plain)).echo()  # as the client said it
+        namespaces = ResponsesRequest(encode_body(relaxed)).namespace_tool_map(options)
     except (ConversionError, ValueError) as error:
         raise from_conversion(error) from None
-    tools = ToolPolicy.take(body, plain, parallel=fields.parallel_tool_calls is not False)
-    conversation = tools.convert(lambda: convert(ResponsesRequest, plain, options), plain)
+    conversation = tools.convert(lambda: convert(ResponsesRequest, relaxed, options), relaxed)
     settings = _settings(body, fields)
 
     def generator() -> Generator:
