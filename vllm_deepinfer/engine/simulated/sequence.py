@@ -75,6 +75,6 @@ class SimulatedSequence:
 
     def finish_reason(self, token: int) -> FinishReason | None:
         """Whether the answer ends with `token`, which has just been appended."""
-        if token in self.stops and len(self.generated) > self.min_tokens:
+        if token in self.stops:  # `next_token` gives none too early
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.generated) >= self.limit else None
