@@ -244,5 +244,5 @@ class VllmEngine:
         if isinstance(error, GracefulHTTPError):
             return Overloaded(str(error))
         if isinstance(error, VLLMClientError | ValueError):
-            return InvalidRequest(str(error))
+            return InvalidRequest(str(error).strip().split("\n")[0])  # the rest is for developers
         return error
