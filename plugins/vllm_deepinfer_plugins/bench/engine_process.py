@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_BATCH_INVARIANT": "0",  # that mode has a price of its own, and V4 does not have it
     "HF_HUB_OFFLINE": "1",
 }
 
