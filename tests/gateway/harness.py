@@ -22,6 +22,7 @@ from vllm_deepinfer.gateway.app import GatewayApp
 from vllm_deepinfer.gateway.building import build_app
 from vllm_deepinfer.gateway.limits.keys import KeyRing
 from vllm_deepinfer.gateway.settings import GatewaySettings
+from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
 from vllm_deepinfer.policy.step_cost import StepCost
 
 DATA = Path(__file__).parent / "data"
@@ -114,7 +115,9 @@ def make_app(
 @asynccontextmanager
 async def listening(app: Any) -> AsyncIterator[str]:
     """Serve an ASGI app on a free loopback port; yields its URL."""
-    config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, lifespan="on")
+    config = uvicorn.Config(
+        app, port=0, http=LaneProtocol, log_level="warning", access_log=False, lifespan="on"
+    )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server.serve())

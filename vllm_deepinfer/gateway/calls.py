@@ -12,6 +12,7 @@ from vllm_deepinfer.gateway.limits.keys import ApiKey
 from vllm_deepinfer.gateway.logs import access
 from vllm_deepinfer.gateway.metrics import GatewayMetrics
 from vllm_deepinfer.gateway.streaming.exchange import Account
+from vllm_deepinfer.gateway.streaming.lane import Lane
 
 CLIENT_LEFT = 499  # nginx's status for it
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -25,6 +26,7 @@ class Call:
         request_id: from the client's x-request-id if that is plain text, else made here; also in the answer.
         route: path template, a metric label. key: who asks; None without keys.
         status: of the answer, once known; 499 when the client left first.
+        lane: a cheap way to write events, if the server has one.
     """
 
     request_id: str
@@ -32,13 +34,15 @@ class Call:
     account: Account
     key: ApiKey | None = None
     status: int = 0
+    lane: Lane | None = None
 
     @classmethod
     def begin(cls, scope: Scope, route: str) -> Call:
         """A call for a request that has just arrived."""
         given = header(scope, b"x-request-id") or ""
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
-        return cls(request_id=request_id, route=route, account=Account(received=time.monotonic()))
+        account = Account(received=time.monotonic())
+        return cls(request_id=request_id, route=route, account=account, lane=Lane.open(scope))
 
     @property
     def tenant(self) -> str:

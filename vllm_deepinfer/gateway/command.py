@@ -22,6 +22,7 @@ from vllm_deepinfer.gateway.engines import make_engine
 from vllm_deepinfer.gateway.errors import from_validation
 from vllm_deepinfer.gateway.limits.keys import KeyFileError, KeyRing, new_key
 from vllm_deepinfer.gateway.settings import GatewaySettings
+from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
 
 DEFAULTS = GatewaySettings(served_names=("model",))
 
@@ -164,6 +165,7 @@ async def _serve(
             host=host,
             port=port,
             loop="none",
+            http=LaneProtocol,
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -120,7 +120,7 @@ class GenerationEndpoint:
         core = self._core
         if not prepared.stream:
             return collect(prepared, core, call)
-        writer = SseWriter(send, core.settings.max_pending_bytes)
+        writer = SseWriter(send, core.settings.max_pending_bytes, call.lane)
         headers = [*SSE_HEADERS, *call.headers()]
         return StreamExchange(
             core.metrics, call.account, prepared.choices, prepared.encoder(), writer, headers

@@ -12,6 +12,7 @@ from vllm_deepinfer.bench.gateway.channel import ChannelEngine
 from vllm_deepinfer.engine import EngineInfo
 from vllm_deepinfer.gateway.building import build_app
 from vllm_deepinfer.gateway.settings import GatewaySettings
+from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
 
 MODEL = "bench"
 
@@ -23,7 +24,7 @@ async def main(socket: str, port: int, folder: Path, max_busy: float | None) -> 
         served_names=(MODEL,), max_active=8192, max_waiting=8192, max_busy=max_busy, drain_timeout_s=0
     )
     app = build_app(ChannelEngine(socket, info), folder, settings)
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, http=LaneProtocol, log_level="warning", access_log=False)
     await uvicorn.Server(config).serve()
 
 

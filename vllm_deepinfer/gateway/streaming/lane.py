@@ -1,0 +1,69 @@
+"""A direct way from an event to the client's socket, beside ASGI's `send`.
+
+ASGI's way costs 12.5 µs per event: a message, a coroutine, uvicorn's checks, asyncio's write queue, one
+system call. This costs 6.5 µs, most of it the system call (256 streams, one core of a two-core VM,
+2026-11-29).
+
+`LaneProtocol` is uvicorn's httptools protocol; it puts a `Lane` into the scope. Without it, over TLS, or for
+a client of HTTP/1.0, everything goes through `send` as ever.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+SCOPE_KEY = "deepinfer.lane"
+
+
+class Lane:
+    """Writes body chunks of one response whose head went out through ASGI, in chunked transfer coding."""
+
+    __slots__ = ("_fd", "_flow", "_transport")
+
+    def __init__(self, transport: Any, flow: FlowControl, fd: int) -> None:
+        self._transport = transport
+        self._flow = flow
+        self._fd = fd
+
+    @classmethod
+    def open(cls, scope: Any) -> Lane | None:
+        """The lane of a request, or None where events must go through `send`."""
+        found = scope.get(SCOPE_KEY)
+        return found if scope.get("http_version") == "1.1" else None
+
+    def write(self, body: bytes) -> bool:
+        """Write one chunk. False: the client reads too slowly, so use `send`, which waits."""
+        transport = self._transport
+        if transport.is_closing():  # from here on the descriptor may belong to somebody else
+            return True
+        if self._flow.write_paused:
+            return False
+        frame = b"%x\r\n%b\r\n" % (len(body), body)
+        if transport.get_write_buffer_size():  # what is queued goes first
+            transport.write(frame)
+            return True
+        try:
+            written = os.write(self._fd, frame)
+        except BlockingIOError:
+            written = 0
+        except OSError:  # reset by the client: let the transport notice and tell everybody
+            written = 0
+        if written < len(frame):
+            transport.write(frame[written:])
+        return True
+
+
+class LaneProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with a lane for every plain-text request. Pass as `http=` to uvicorn.Config."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        transport = self.transport
+        connection = transport.get_extra_info("socket")
+        if connection is not None and transport.get_extra_info("sslcontext") is None:
+            lane = Lane(transport, self.flow, connection.fileno())
+            cast(dict[str, Any], self.scope)[SCOPE_KEY] = lane
