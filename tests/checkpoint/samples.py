@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from vllm_deepinfer.checkpoint.config import ConfigError, TextConfig
+from vllm_deepinfer.checkpoint.tokenizer import released_tokenizer
 
 DATA = Path(__file__).parent / "data"
 FIXTURES = ("tiny", "tiny-dspark", "tiny-no-candidates")
+
+
+@cache
+def released() -> Tokenizer:
+    """The released vocabulary, which takes seconds to build."""
+    return released_tokenizer()
 
 
 def config(name: str = "tiny-dspark") -> dict[str, Any]:

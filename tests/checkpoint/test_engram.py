@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from vllm_deepinfer.checkpoint.config import ConfigError
 from vllm_deepinfer.checkpoint.engram import EngramHash, compressed_token_map
-from vllm_deepinfer.checkpoint.tokenizer import CONTROL_TOKENS, released_tokenizer, small_tokenizer
+from vllm_deepinfer.checkpoint.tokenizer import CONTROL_TOKENS, small_tokenizer
 
-from .samples import DATA, sentence, text_config
+from .samples import DATA, released, sentence, text_config
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads((DATA / "engram_rows.json").read_text())["cases"]
 FOUR_GRAMS = {"engram_layer_ids": [1, 5], "engram_num_embeddings": [5000, 5000], "engram_max_ngram_size": 4}
@@ -54,7 +54,7 @@ def test_compressed_size_of_the_fixture(tokenizer: Tokenizer) -> None:
 
 
 def test_compressed_size_of_the_released_vocabulary() -> None:
-    token_map, size = compressed_token_map(released_tokenizer())
+    token_map, size = compressed_token_map(released())
     assert (len(token_map), size) == (129_280, 99_092)
 
 

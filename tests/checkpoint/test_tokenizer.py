@@ -25,7 +25,7 @@ from vllm_deepinfer.checkpoint.tokenizer import (
     tokenizer_files,
 )
 
-from .samples import sentence
+from .samples import released, sentence
 
 SAMPLES = [
     "Hello, what is the capital of France?",
@@ -127,9 +127,9 @@ def test_merges_make_text_shorter() -> None:
 
 
 def test_text_is_cut_as_the_release_cuts_it() -> None:
-    small, released = (json.loads(t.to_str()) for t in (small_tokenizer(), released_tokenizer()))
+    small, theirs = (json.loads(t.to_str()) for t in (small_tokenizer(), released()))
     for part in ("pre_tokenizer", "post_processor", "decoder"):
-        assert small[part] == released[part]
+        assert small[part] == theirs[part]
 
 
 @pytest.mark.parametrize("thinking", [False, True])
@@ -151,7 +151,7 @@ def test_the_prompt_encoding_accepts_it(thinking: bool) -> None:
 
 
 def test_the_released_vocabulary() -> None:
-    tokenizer = released_tokenizer()
+    tokenizer = released()
     assert tokenizer.get_vocab_size() == 129_280
     assert tokenizer.encode("<｜System｜>").ids == [128_799]
     assert tokenizer.token_to_id("<｜begin▁of▁sentence｜>") == 0
