@@ -163,7 +163,7 @@ def convert(
         raise from_conversion(error) from None
     for message in conversation.conversation.messages:
         for source in message.image_sources:
-            where = source.path or "messages"
+            where = source.path.lstrip(".") or "messages"
             raise ApiError(400, f"{where}: this model reads text only; remove the image.", param=where)
     return conversation
 

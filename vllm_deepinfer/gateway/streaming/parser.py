@@ -76,10 +76,12 @@ class OutputParser:
         """
         if self.finished:
             return []
+        reason = None if delta.finish_reason is None else _REASONS.get(delta.finish_reason)
+        if not delta.token_ids and reason is None:
+            return []  # a failure, and nothing to show: the answer has not begun
         chunks: list[Chunk] = [] if self._started else self._begin(delta.cached_tokens)
         if delta.token_ids:
             self._feed_tokens(delta, chunks)
-        reason = _REASONS.get(delta.finish_reason) if delta.finish_reason is not None else None
         if reason is not None and not self.finished:
             chunks += self._processor.push(InferenceChunk.finish(reason))
             self.finished = True
