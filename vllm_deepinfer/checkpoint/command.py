@@ -41,30 +41,38 @@ _OPTION_OF = {
 
 def tiny_checkpoint(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
-    layers: Annotated[int | None, typer.Option(help="Layers [8, or as many as --ratios has].")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers (default: 8, or as many as --ratios has).")
+    ] = None,
     ratios: Annotated[
         str | None,
         typer.Option(
-            help="Compression ratio per layer, such as 0,0,2,2,1,1 [window, then 2, then 1].", metavar="LIST"
+            help="Compression ratio per layer, such as 0,0,2,2,1,1 (default: window, then 2, then 1).",
+            metavar="LIST",
         ),
     ] = None,
     kv_sources: Annotated[
         str | None,
-        typer.Option(help="Layers that own a compressed cache [where the ratio changes].", metavar="LIST"),
+        typer.Option(
+            help="Layers that own a compressed cache (default: where the ratio changes).", metavar="LIST"
+        ),
     ] = None,
     index_sources: Annotated[
         str | None,
         typer.Option(
-            help="Layers that select anew [KV sources, every second layer after the last].", metavar="LIST"
+            help="Layers that select anew (default: KV sources, every second layer after the last).",
+            metavar="LIST",
         ),
     ] = None,
     candidate_source: Annotated[
-        int | None, typer.Option(help="KV source that publishes candidate blocks, -1 for none [the last].")
+        int | None,
+        typer.Option(help="KV source that publishes candidate blocks, -1 for none (default: the last)."),
     ] = None,
     engram_layers: Annotated[
         str | None,
         typer.Option(
-            help='Layers behind an Engram lookup, "" for none [1 and the encoder\'s last].', metavar="LIST"
+            help='Layers behind an Engram lookup, "" for none (default: 1 and the encoder\'s last).',
+            metavar="LIST",
         ),
     ] = None,
     hidden: Annotated[int, typer.Option(help="Hidden size.")] = 64,
@@ -73,11 +81,11 @@ def tiny_checkpoint(
     experts: Annotated[int, typer.Option(help="Routed experts.")] = 8,
     top_k: Annotated[int, typer.Option(help="Routed experts per token.")] = 2,
     expert_width: Annotated[
-        int | None, typer.Option(help="Width of an expert [half the hidden size].")
+        int | None, typer.Option(help="Width of an expert (default: half the hidden size).")
     ] = None,
     window: Annotated[int, typer.Option(help="Sliding window, in tokens.")] = 16,
     vocab: Annotated[
-        int | None, typer.Option(help="Vocabulary [1024, or 129280 with the released tokenizer].")
+        int | None, typer.Option(help="Vocabulary (default: 1024, or 129280 with the released tokenizer).")
     ] = None,
     tokenizer: Annotated[
         str, typer.Option(help="small: trained on a text of ours; released: DeepSeek's 129,280 entries.")

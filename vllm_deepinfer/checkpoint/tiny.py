@@ -70,7 +70,7 @@ def write_checkpoint(
         ConfigError: The options describe no model.
         CheckpointError: The folder is in use, or the disk has no room.
     """
-    out = out.absolute()
+    out = Path(os.path.abspath(out))
     tokenizer = options.build_tokenizer()
     fields = options.build_config(tokenizer)
     config = V41Config.from_dict(fields)
