@@ -125,6 +125,8 @@ class ChatEncoder:
 
     def encode(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> bytes:
         """See StreamEncoder."""
+        if len(chunks) == 1 and not (index or parser.finished):  # nearly every call
+            return b"data: %b\n\n" % chunks[0].to_json().encode()
         texts = [chunk.to_json() for chunk in chunks]
         if parser.finished and texts:
             texts[-1] = self._final(texts[-1], parser)

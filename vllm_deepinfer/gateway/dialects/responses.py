@@ -224,7 +224,9 @@ def finished(response: Body, settings: Body, tokens: int) -> Body:
     """The response with the gateway's own settings and count."""
     usage = response.get("usage")
     if usage is not None:
-        usage = usage | {"output_tokens": tokens, "total_tokens": usage["input_tokens"] + tokens}
+        details = {"cache_write_tokens": 0} | usage["input_tokens_details"]  # newer clients require it
+        total = usage["input_tokens"] + tokens
+        usage = usage | {"input_tokens_details": details, "output_tokens": tokens, "total_tokens": total}
     return response | settings | {"usage": usage}
 
 
@@ -238,7 +240,11 @@ def failed_response(response: Body, error: ApiError) -> Body:
     """The response after a failure."""
     return response | {
         "status": "failed",
-        "error": {"code": error.code or "server_error", "message": error.message},
+        # The API knows a closed list of codes; of ours only these two are in it.
+        "error": {
+            "code": "rate_limit_exceeded" if error.status == 429 else "server_error",
+            "message": error.message,
+        },
     }
 
 
