@@ -1,4 +1,4 @@
-"""The general plugin: vLLM calls `register` once in every process that it starts, and sometimes more than once."""
+"""The general plugin: vLLM calls `register` in every process that it starts, and sometimes more than once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ MODEL = "vllm_deepinfer_plugins.model.causal_lm:DeepseekV41ForCausalLM"
 def register() -> None:
     """Make our classes known in this process. Idempotent; imports nothing that only one platform has.
 
-    On a CPU with AMX the process asks the kernel for tile permission: without it a process whose first forward
-    pass is tiny (1 to 4 tokens, as in every decode-only worker) dies with SIGILL in `cpu_attention_with_kv_cache`.
+    On a CPU with AMX the process asks the kernel for tile permission: without it a process whose first
+    forward pass is tiny (1 to 4 tokens, as in every decode-only worker) dies with SIGILL in
+    `cpu_attention_with_kv_cache`.
     """
     import torch
     from vllm.model_executor.models import ModelRegistry

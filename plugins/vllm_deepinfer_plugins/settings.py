@@ -1,4 +1,4 @@
-"""What `--additional-config '{"deepinfer": {...}}'` may say, checked as a whole: an unknown key is an error."""
+"""What `--additional-config '{"deepinfer": {...}}'` may say: an unknown key is an error."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Settings(BaseModel):
 
     Attributes:
         portable_model: Use this project's DeepSeek-V4.1 class even where vLLM has its own (CUDA, ROCm).
-        batch_invariant: A token's bits depend on its own history alone: not on the batch, the chunks, the prefix
-            cache or the block size. None follows vLLM's VLLM_BATCH_INVARIANT.
+        batch_invariant: A token's bits depend on its own history alone: not on the batch, the chunks, the
+            prefix cache or the block size. None follows vLLM's VLLM_BATCH_INVARIANT.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

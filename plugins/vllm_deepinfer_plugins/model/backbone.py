@@ -23,10 +23,12 @@ class Backbone(nn.Module):
     Args:
         config: The language model's config.
         hashes: Engram's token map and primes; needed when the config has Engram layers.
-        dtype: bfloat16 or float32. Mixing coefficients, router, sinks, pooling and head are float32 in either.
+        dtype: bfloat16 or float32. Mixing coefficients, router, sinks, pooling and head are always float32.
     """
 
-    def __init__(self, config: TextConfig, hashes: EngramHash | None, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, config: TextConfig, hashes: EngramHash | None, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
@@ -69,8 +71,8 @@ class Backbone(nn.Module):
         """The plain form: logits [batch, length, vocab] of token ids [batch, length], without any cache.
 
         Args:
-            image: [batch, length] bool, True at image positions (their embeddings are the caller's business), or
-                None for text alone.
+            image: [batch, length] bool, True at image positions (their embeddings are the caller's business),
+                or None for text alone.
         """
         batch, length = ids.shape
         flat = None if image is None else image.flatten()

@@ -20,7 +20,7 @@ Mix = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class Block(nn.Module):
     """A layer in the released layout.
 
-    Its work falls into functions of rows, run by ``sequence.tiles``, between the writes and reads of the caches.
+    Its work falls into functions of rows, run by ``sequence.tiles``, between writes and reads of the caches.
     """
 
     def __init__(self, config: TextConfig, plan: LayerPlan, dtype: torch.dtype) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
-from tokenizers import Tokenizer
 from vllm_deepinfer.checkpoint.config import V41Config
 from vllm_deepinfer.checkpoint.engram import EngramHash
 
@@ -62,7 +62,9 @@ class DeepseekV41ForCausalLM(nn.Module):
     ) -> torch.Tensor:
         """Hidden states [tokens, hidden] of one engine step."""
         if inputs_embeds is not None:
-            raise ValueError("this DeepSeek-V4.1 class is text only: send token ids, not embeddings or images")
+            raise ValueError(
+                "this DeepSeek-V4.1 class is text only: send token ids, not embeddings or images"
+            )
         metadata = get_forward_context().attn_metadata
         if metadata is None:
             return self._profile(input_ids)
@@ -122,7 +124,9 @@ def _make_stores(vllm_config: VllmConfig, prefix: str) -> Stores:
         )
         if plan.owns_kv:
             channels = size + config.index_head_dim
-            entries[plan.index] = PagedStore(vllm_config, f"{layer}.entries", channels, CACHE_DTYPE, ratio=plan.ratio)
+            entries[plan.index] = PagedStore(
+                vllm_config, f"{layer}.entries", channels, CACHE_DTYPE, ratio=plan.ratio
+            )
         if plan.owns_kv and plan.ratio > 1:
             tokens[Store.POOL, plan.index] = PagedStore(
                 vllm_config, f"{layer}.pool", 2 * size, torch.float32, window=plan.ratio

@@ -37,7 +37,7 @@ class Compressor(nn.Module):
         return torch.cat((self.wkv(wide), self.wgate(wide)), dim=-1)
 
     def pool(self, group: torch.Tensor) -> torch.Tensor:
-        """Normalised latents [tokens, head_dim] of the groups [tokens, ratio, channels] that end at each token."""
+        """Normalised latents [tokens, head_dim] of groups [tokens, ratio, channels] ending at each token."""
         if self.ratio == 1:
             single: torch.Tensor = self.norm(group[:, 0])
             return single

@@ -1,8 +1,9 @@
-"""What has to be settled in vLLM's config before an engine with our class starts: refusals, and three corrections.
+"""What is settled in vLLM's config before an engine with our class starts: refusals, and three corrections.
 
-The corrections: vLLM takes every ``deepseek_v41`` for latent attention that only some CPU kernels can run, and would
-force a block size, and without AMX switch chunked prefill and prefix caching off; it would ask a quantisation method
-of its own for weights that `weights.decoded` reads; and outside the CPU it would pick its own class.
+The corrections: vLLM takes every ``deepseek_v41`` for latent attention that only some CPU kernels can run,
+and would force a block size, and without AMX switch chunked prefill and prefix caching off; it would ask a
+quantisation method of its own for weights that `weights.decoded` reads; and outside the CPU it would pick its
+own class.
 """
 
 from __future__ import annotations
@@ -86,10 +87,13 @@ def refuse(vllm_config: VllmConfig) -> None:
     if parallel.pipeline_parallel_size > 1:
         raise ConfigError(_only("--pipeline-parallel-size", parallel.pipeline_parallel_size, "1"))
     if vllm_config.lora_config is not None:
-        raise ConfigError("--enable-lora: the portable DeepSeek-V4.1 class has no LoRA layers, leave the flag out")
+        raise ConfigError(
+            "--enable-lora: the portable DeepSeek-V4.1 class has no LoRA layers, leave the flag out"
+        )
     if cache.cache_dtype not in ("auto", "bfloat16"):
         raise ConfigError(
-            f"--kv-cache-dtype is {cache.cache_dtype}, but DeepSeek-V4.1 quantises its caches itself: write auto"
+            f"--kv-cache-dtype is {cache.cache_dtype}, but DeepSeek-V4.1 quantises its caches itself: write "
+            "auto"
         )
     if str(model.dtype) not in ("torch.bfloat16", "torch.float32"):
         raise ConfigError(_only("--dtype", str(model.dtype).removeprefix("torch."), "bfloat16 or float32"))
@@ -97,8 +101,8 @@ def refuse(vllm_config: VllmConfig) -> None:
     for plan in config.text_config.schedule():
         if plan.owns_kv and cache.block_size is not None and cache.block_size % plan.ratio:
             raise ConfigError(
-                f"--block-size is {cache.block_size}, which compress_ratios[{plan.index}] = {plan.ratio} does not "
-                "divide: write a multiple of it"
+                f"--block-size is {cache.block_size}, which compress_ratios[{plan.index}] = {plan.ratio} "
+                "does not divide: write a multiple of it"
             )
     folder = Path(model.model)
     if folder.is_dir() and str(vllm_config.load_config.load_format) != "dummy":

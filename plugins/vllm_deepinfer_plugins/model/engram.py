@@ -1,9 +1,9 @@
 """Engram: n-grams of compressed token ids read rows of a large table, gated into the residual streams.
 
-The compressed id of a token is the id of its normalised text (NFKC, lower case, no accents); the tables, primes and
-multipliers come from `vllm_deepinfer.checkpoint.engram`. A lookup needs the ids of the ``engram_max_ngram_size − 1``
-preceding tokens: in the engine they come from a paged cache of token ids, so they survive chunks, steps and prefix
-hits (technical report; vLLM ``models/deepseek_v41/common/engram.py``).
+The compressed id of a token is the id of its normalised text (NFKC, lower case, no accents); the tables,
+primes and multipliers come from `vllm_deepinfer.checkpoint.engram`. A lookup needs the ids of the
+``engram_max_ngram_size − 1`` preceding tokens: in the engine they come from a paged cache of token ids, so
+they survive chunks, steps and prefix hits (technical report; vLLM ``models/deepseek_v41/common/engram.py``).
 """
 
 from __future__ import annotations

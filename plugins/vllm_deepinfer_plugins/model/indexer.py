@@ -7,7 +7,7 @@ import torch
 from vllm_deepinfer.checkpoint.config import LayerPlan, TextConfig
 
 from .compressor import IndexKeys
-from .layers import Linear, RMSNorm
+from .layers import Linear
 from .quant import quantize_cache
 from .rope import rotate
 
@@ -23,7 +23,9 @@ class Indexer(IndexKeys):
         self.wq_b = Linear(config.q_lora_rank, self.heads * self.size, dtype)
         self.weights_proj = Linear(config.hidden_size, self.heads, dtype)
 
-    def queries(self, x: torch.Tensor, latent: torch.Tensor, rotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def queries(
+        self, x: torch.Tensor, latent: torch.Tensor, rotations: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Index queries [tokens, heads, index_head_dim] and head weights [tokens, heads].
 
         Args:

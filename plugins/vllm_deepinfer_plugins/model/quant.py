@@ -1,9 +1,9 @@
 """The three cache representations as quantise-dequantise functions (part of V4.1's function, not an option).
 
-Window KV is FP8 E4M3 with a power-of-two scale per 32 channels, compressed KV is E2M1 with an E4M3 scale per 16,
-index queries and keys are E2M1 with a power-of-two scale per 32 (technical report arXiv 2609.19969, section on KV
-compression). Every value that comes out has at most six significant bits, so bfloat16 holds it exactly: the paged
-caches store bfloat16 whatever the model's dtype is.
+Window KV is FP8 E4M3 with a power-of-two scale per 32 channels, compressed KV is E2M1 with an E4M3 scale per
+16, index queries and keys are E2M1 with a power-of-two scale per 32 (technical report arXiv 2609.19969,
+section on KV compression). Every value that comes out has at most six significant bits, so bfloat16 holds it
+exactly: the paged caches store bfloat16 whatever the model's dtype is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def quantize_cache(values: torch.Tensor, fmt: CacheFormat) -> torch.Tensor:
     """Round the last axis to what a cache of that format returns; the gradient passes straight through.
 
     Args:
-        values: [..., channels] of any float dtype. A last group of fewer channels than a block has its own scale.
+        values: [..., channels] of any float dtype. A last group of fewer channels than a block has its own
+            scale.
         fmt: ``fp8`` for window KV, ``nvfp4`` for compressed KV, ``mxfp4`` for index queries and keys.
 
     Returns:
@@ -66,7 +67,7 @@ def _round(values: torch.Tensor, fmt: CacheFormat) -> torch.Tensor:
 
 
 def _power_of_two_at_least(values: torch.Tensor) -> torch.Tensor:
-    """The smallest power of two that is no less than each positive normal float32, from its bits: no logarithm."""
+    """The smallest power of two that is no less than each positive normal float32, from its bits."""
     bits = values.contiguous().view(torch.int32)
     has_fraction = (bits & 0x7FFFFF) != 0
     return (((bits >> 23) + has_fraction) << 23).view(torch.float32)
@@ -76,7 +77,7 @@ def _round_e2m1(values: torch.Tensor) -> torch.Tensor:
     """Round to the nearest of E2M1's sixteen values; a tie goes to the even code."""
     magnitude = values.abs().clamp_max(_E2M1_MAX)
     midpoints = magnitude.new_tensor(_E2M1_MIDPOINTS)
-    # right=False counts the midpoints strictly below, so a tie lands on the lower code; odd codes then move up.
+    # right=False counts the midpoints strictly below, so a tie lands on the lower code; odd ones move up.
     code = torch.bucketize(magnitude, midpoints)
     tied = magnitude == midpoints[code.clamp_max(len(_E2M1_MIDPOINTS) - 1)]
     code = code + (tied & (code % 2 == 1))

@@ -42,7 +42,9 @@ class Rotary(nn.Module):
         if original <= 0:
             return frequencies
         low = max(math.floor(self._pair_that_turns(float(self.scaling.get("beta_fast", 32)), original)), 0)
-        high = min(math.ceil(self._pair_that_turns(float(self.scaling.get("beta_slow", 1)), original)), self.dim - 1)
+        high = min(
+            math.ceil(self._pair_that_turns(float(self.scaling.get("beta_slow", 1)), original)), self.dim - 1
+        )
         ramp = torch.arange(self.dim // 2, device=device, dtype=torch.float32) - low
         ramp = (ramp / max(high - low, 1e-3)).clamp(0, 1)
         return frequencies / float(self.scaling.get("factor", 1.0)) * ramp + frequencies * (1 - ramp)
@@ -55,8 +57,8 @@ class Rotary(nn.Module):
 def rotate(values: torch.Tensor, rotations: torch.Tensor, *, inverse: bool = False) -> torch.Tensor:
     """Rotate the last channels of each row; the others pass.
 
-    The complex product is kept whole: two real products round differently, and a bit here can move a value into
-    the next FP4 or FP8 bin.
+    The complex product is kept whole: two real products round differently, and a bit here can move a value
+    into the next FP4 or FP8 bin.
 
     Args:
         values: [tokens, channels] or [tokens, heads, channels].

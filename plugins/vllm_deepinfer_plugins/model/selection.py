@@ -1,9 +1,10 @@
 """Top-k selection with two rules for ties, and the candidate blocks of the two-level indexer.
 
-ReLU and four-bit keys make equal scores common, so which of them is taken is part of the function. `torch.topk` takes
-them as its algorithm happens to run over a row of that width: the released reference does so, and only the same call
-over the same width agrees with it. But then the same query picks other positions in a longer row. The other rule,
-lower positions first, depends on the scores alone; batch-invariant mode needs it.
+ReLU and four-bit keys make equal scores common, so which of them is taken is part of the function.
+`torch.topk` takes them as its algorithm happens to run over a row of that width: the released reference does
+so, and only the same call over the same width agrees with it. But then the same query picks other positions
+in a longer row. The other rule, lower positions first, depends on the scores alone; batch-invariant mode
+needs it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class Candidates:
         best = padded.unflatten(1, (-1, self.size)).amax(dim=-1)
         latest = (visible.unsqueeze(-1) - 1) // self.size
         numbers = torch.arange(best.shape[1], device=scores.device)
-        return top_positions(best.masked_fill(numbers == latest, torch.inf), self.blocks, by_position=self.by_position)
+        return top_positions(
+            best.masked_fill(numbers == latest, torch.inf), self.blocks, by_position=self.by_position
+        )
 
     def keep(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """The scores with −inf outside the chosen blocks."""

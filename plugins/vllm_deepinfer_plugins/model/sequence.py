@@ -1,8 +1,8 @@
 """Where the keys of a forward pass lie: the interface of the layers to a whole sequence or to paged caches.
 
-Layers work on flat rows, one per token. A `Sequence` lasts for one forward pass. It takes what the layers write
-(window KV, compressor input, compressed entries, token ids), finds the rows of a token's history, and computes
-selection and attention over them.
+Layers work on flat rows, one per token. A `Sequence` lasts for one forward pass. It takes what the layers
+write (window KV, compressor input, compressed entries, token ids), finds the rows of a token's history, and
+computes selection and attention over them.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Sequence(ABC):
         """Rows of the ``count`` tokens that end at each token, itself last.
 
         Returns:
-            [tokens, count, channels] and [tokens, count] bool, False before the beginning of a sequence (such rows
-            hold arbitrary finite values).
+            [tokens, count, channels] and [tokens, count] bool, False before the beginning of a sequence (such
+            rows hold arbitrary finite values).
         """
 
     @abstractmethod

@@ -1,15 +1,15 @@
 """Paged stores: what the model keeps between steps, as KV-cache specs that vLLM's block manager allocates.
 
-Everything that outlives a step lies in pages: window KV per layer, compressed entries per KV source, the compressor
-inputs of an unfinished group, token ids for Engram. A preemption, an abort or a prefix hit therefore leaves nothing
-stale: the blocks say what is valid. Groups come from vLLM: full attention for the entries, one sliding-window group
-(or several) for each window length.
+Everything that outlives a step lies in pages: window KV per layer, compressed entries per KV source, the
+compressor inputs of an unfinished group, token ids for Engram. A preemption, an abort or a prefix hit
+therefore leaves nothing stale: the blocks say what is valid. Groups come from vLLM: full attention for the
+entries, one sliding-window group (or several) for each window length.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -49,7 +49,11 @@ class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):
     """Takes over what the runner computed; the model derives row numbers once per step and group."""
 
     def __init__(
-        self, kv_cache_spec: KVCacheSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+        self,
+        kv_cache_spec: KVCacheSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
@@ -69,7 +73,7 @@ class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):
 class PagedBackend(AttentionBackend):
     """Names the layout; the layers compute their attention themselves and never ask for an implementation."""
 
-    supported_dtypes = [torch.bfloat16, torch.float32]
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float32]
 
     @staticmethod
     def get_name() -> str:
@@ -120,7 +124,8 @@ class PagedStore(nn.Module, AttentionLayerBase):
         ratio: int = 1,
     ) -> None:
         super().__init__()
-        self.prefix, self.channels, self.dtype, self.window, self.ratio = prefix, channels, dtype, window, ratio
+        self.prefix, self.channels, self.dtype = prefix, channels, dtype
+        self.window, self.ratio = window, ratio
         self.block_size = vllm_config.cache_config.block_size
         self.kv_cache = torch.tensor([])
         self.rows = torch.tensor([])
@@ -147,7 +152,7 @@ class PagedStore(nn.Module, AttentionLayerBase):
         return PagedBackend
 
     def bind_kv_cache(self, kv_cache: torch.Tensor) -> None:
-        """Take the pages [blocks, 1, rows, channels] and view them as rows [all, channels] at a fixed stride."""
+        """Take the pages [blocks, 1, rows, channels], viewed as rows [all, channels] at a fixed stride."""
         self.kv_cache = kv_cache.squeeze(1)
         blocks, rows, channels = self.kv_cache.shape
         stride = self.kv_cache.stride(0)

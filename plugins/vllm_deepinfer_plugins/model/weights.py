@@ -1,8 +1,8 @@
 """Released weights into the modules: names, stacked experts, and the released number formats decoded.
 
-Dense projections are FP8 E4M3 with one power-of-two scale per 32 × 32 block, Engram rows FP8 with one per row and 32
-columns, routed experts MXFP4 (E2M1, two to a byte, even column low) with one per row and 32 columns. All of them fit
-into bfloat16 without loss, so a decoded weight is the same in either dtype.
+Dense projections are FP8 E4M3 with one power-of-two scale per 32 × 32 block, Engram rows FP8 with one per row
+and 32 columns, routed experts MXFP4 (E2M1, two to a byte, even column low) with one per row and 32 columns.
+All of them fit into bfloat16 without loss, so a decoded weight is the same in either dtype.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def _unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
     return torch.stack((table[codes & 15], table[codes >> 4]), dim=-1).flatten(1)
 
 
-def decoded(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+def decoded(
+    tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Pair quantised weights with their scales, wherever those come in the stream, and decode them.
 
     Args:
@@ -84,7 +86,9 @@ def decoded(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> 
             yield name, dequantize(tensor, waiting.pop(other), dtype)
     if waiting:
         name = sorted(waiting)[0]
-        raise ValueError(f"{name} has no partner: a quantised weight and its scale must both be in the checkpoint")
+        raise ValueError(
+            f"{name} has no partner: a quantised weight and its scale must both be in the checkpoint"
+        )
 
 
 def load_into(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> set[str]:
@@ -102,7 +106,9 @@ def load_into(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], dty
             raise ValueError(f"{name} belongs to no parameter of this model: config.json and weights differ")
         place = parameters[target].data if part is None else parameters[target].data[part]
         if place.shape != tensor.shape:
-            raise ValueError(f"{name} has the shape {list(tensor.shape)}, but config.json implies {list(place.shape)}")
+            raise ValueError(
+                f"{name} has the shape {list(tensor.shape)}, but config.json implies {list(place.shape)}"
+            )
         place.copy_(tensor)
         filled.add(target)
     return filled

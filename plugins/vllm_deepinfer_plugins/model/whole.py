@@ -1,4 +1,4 @@
-"""The plain form: whole sequences, no cache, differentiable. It is the readable reference of the paged form."""
+"""The plain form: whole sequences, no cache, differentiable; the readable reference of the paged form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ class WholeSequences(Sequence):
     """
 
     def __init__(
-        self, config: TextConfig, batch: int, length: int, device: torch.device, image: torch.Tensor | None = None
+        self,
+        config: TextConfig,
+        batch: int,
+        length: int,
+        device: torch.device,
+        image: torch.Tensor | None = None,
     ) -> None:
         super().__init__(config, torch.arange(length, device=device).repeat(batch), RowTiles(), image)
         self.batch, self.length = batch, length
@@ -60,7 +65,9 @@ class WholeSequences(Sequence):
         self._selected = top_positions(scores, self.config.index_topk, by_position=False)
 
     @torch.no_grad()
-    def _scores(self, row: int, queries: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    def _scores(
+        self, row: int, queries: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor
+    ) -> torch.Tensor:
         part = slice(row * self.length, (row + 1) * self.length)
         return index_scores(queries[part], weights[part], keys).float()
 
@@ -74,7 +81,8 @@ class WholeSequences(Sequence):
             keys, seen = window[row], near
             if plan.kv_source is not None:
                 entries = self._entries[plan.kv_source][row, :, : self.config.head_dim]
-                keys, seen = torch.cat((keys, entries)), torch.cat((near, self._chosen(row, len(entries))), dim=1)
+                keys = torch.cat((keys, entries))
+                seen = torch.cat((near, self._chosen(row, len(entries))), dim=1)
             outputs.append(dense_attention(query, keys, seen, sink))
         return torch.cat(outputs)
 
