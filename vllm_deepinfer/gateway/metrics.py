@@ -29,11 +29,14 @@ class CheapHistogram(Collector):
         self._documentation = documentation
         self._bounds = buckets
         self._counts = [0] * (len(buckets) + 1)
+        self._last_value, self._last_bucket = 0.0, 0
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
         """Count one value, in seconds."""
-        self._counts[bisect_left(self._bounds, value)] += 1
+        if value != self._last_value:  # the streams of one engine step see the same interval
+            self._last_value, self._last_bucket = value, bisect_left(self._bounds, value)
+        self._counts[self._last_bucket] += 1
         self.sum += value
 
     @property

@@ -108,4 +108,5 @@ class Runner:
             eos_token_ids=self.engine.info.eos_token_ids,
             prompt_tokens=prompt_tokens,
             exact=prepared.exact,
+            detokenizer=None if prepared.sampling.logprobs is not None else self.prompts.stream_detokenizer(),
         )

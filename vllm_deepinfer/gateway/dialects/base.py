@@ -26,6 +26,8 @@ from vllm_deepinfer.gateway.streaming.parser import Chunk, Generator, OutputPars
 
 Body = dict[str, Any]
 
+_V4, _V41 = DeepseekV4Encoding(), DeepseekV41Encoding()  # 34 µs to make
+
 
 class StreamEncoder(Protocol):
     """Turns chunks into server-sent events; one object per request."""
@@ -175,7 +177,7 @@ def render(request: ConversationRequest) -> RenderedPrompt:
 
 def render_conversation(conversation: Conversation, version: ModelVersion) -> RenderedPrompt:
     """The prompt of a conversation in the encoding of a model version."""
-    encoding = DeepseekV4Encoding() if version == ModelVersion.DeepseekV4Pro else DeepseekV41Encoding()
+    encoding = _V4 if version == ModelVersion.DeepseekV4Pro else _V41
     return encoding.render_conversation(conversation)
 
 

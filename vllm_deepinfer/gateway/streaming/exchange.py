@@ -141,7 +141,13 @@ class Choice:
         if exchange.done.done():
             return True
         if delta.token_ids:
-            self._measure(delta, now)
+            if self._last:
+                exchange.metrics.itl.observe(now - self._last)
+            else:
+                self._begin(delta, now)
+            self._last = now
+            if delta.accepted_draft_tokens:
+                exchange.metrics.draft_tokens.inc(delta.accepted_draft_tokens)
         chunks = parser.feed(delta)
         if chunks:
             exchange.account.output_events += 1
@@ -162,17 +168,12 @@ class Choice:
         else:
             self._exchange.fail(ApiError(500, "the answer could not be processed."), "internal")
 
-    def _measure(self, delta: TokenDelta, now: float) -> None:
-        account, metrics = self._exchange.account, self._exchange.metrics
-        if self._last:
-            metrics.itl.observe(now - self._last)
-        elif account.first_token is None:
+    def _begin(self, delta: TokenDelta, now: float) -> None:
+        account = self._exchange.account
+        if account.first_token is None:
             account.first_token = now
             account.cached_tokens = delta.cached_tokens
-            metrics.ttft.observe(now - account.received)
-        self._last = now
-        if delta.accepted_draft_tokens:
-            metrics.draft_tokens.inc(delta.accepted_draft_tokens)
+            self._exchange.metrics.ttft.observe(now - account.received)
 
 
 def _failure(delta: TokenDelta) -> ApiError:

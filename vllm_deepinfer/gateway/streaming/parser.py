@@ -27,6 +27,7 @@ from deepseek_recipe import (
 )
 
 from vllm_deepinfer.engine import FinishReason, TokenDelta, TokenLogprobs
+from vllm_deepinfer.gateway.tokens import StreamDetokenizer
 
 Chunk: TypeAlias = ChatCompletionChunk | ResponsesStreamEvent | MessagesStreamEvent
 Generator: TypeAlias = ChatCompletionChunkGenerator | ResponsesChunkGenerator | MessagesChunkGenerator
@@ -45,6 +46,7 @@ class OutputParser:
         prompt_tokens: length of the prompt, for usage.
         exact: feed token by token, so that text, counts and logprobs stop at the same token. Needed with stop
             strings or logprobs; else a delta of several tokens makes one chunk.
+        detokenizer: decodes token ids in half the time; not with logprobs, which the processor has to decode.
         fingerprint: `system_fingerprint` of the answer.
     """
 
@@ -57,12 +59,15 @@ class OutputParser:
         eos_token_ids: Sequence[int],
         prompt_tokens: int,
         exact: bool,
+        detokenizer: StreamDetokenizer | None = None,
         fingerprint: str | None = None,
     ) -> None:
         self._processor = StreamProcessor(generator, options, tokenizer)
         self._eos = frozenset(eos_token_ids)
         self._prompt_tokens = prompt_tokens
         self._exact = exact
+        self._detokenizer = detokenizer
+        self._held = 0  # tokens whose text is not whole characters yet
         self._fingerprint = fingerprint
         self._started = False
         self.finished = False
@@ -76,6 +81,9 @@ class OutputParser:
         """
         if self.finished:
             return []
+        ids = delta.token_ids
+        if self._started and len(ids) == 1 and delta.finish_reason is None and ids[0] not in self._eos:
+            return self._push(ids, delta.logprobs)  # nearly every call, so it comes first
         reason = None if delta.finish_reason is None else _REASONS.get(delta.finish_reason)
         if not delta.token_ids and reason is None:
             return []  # a failure, and nothing to show: the answer has not begun
@@ -83,6 +91,8 @@ class OutputParser:
         if delta.token_ids:
             self._feed_tokens(delta, chunks)
         if reason is not None and not self.finished:
+            if self._held:
+                chunks += self._processor.push(InferenceChunk.text("", self._held))
             chunks += self._processor.push(InferenceChunk.finish(reason))
             self.finished = True
         return chunks
@@ -98,7 +108,7 @@ class OutputParser:
         ids = delta.token_ids
         silent = isinstance(delta.stop_reason, int) or not self._eos.isdisjoint(ids)
         if not (silent or self._exact) or (self._exact and len(ids) == 1 and not silent):
-            self._push(InferenceChunk.tokens(ids, _logprobs(delta.logprobs)), len(ids), chunks)
+            chunks += self._push(ids, delta.logprobs)
             return
         last = len(ids) - 1
         for position, token in enumerate(ids):
@@ -106,14 +116,24 @@ class OutputParser:
                 self.tokens += 1
                 continue
             entry = None if delta.logprobs is None else delta.logprobs[position : position + 1]
-            self._push(InferenceChunk.tokens((token,), _logprobs(entry)), 1, chunks)
+            chunks += self._push((token,), entry)
             if self.finished:
                 return
 
-    def _push(self, chunk: InferenceChunk, count: int, chunks: list[Chunk]) -> None:
-        chunks += self._processor.push(chunk)
-        self.tokens += count
+    def _push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> list[Chunk]:
+        self.tokens += len(ids)
+        if self._detokenizer is None:
+            chunk = InferenceChunk.tokens(ids, _logprobs(logprobs))
+        else:
+            self._held += len(ids)
+            text = self._detokenizer.push(ids)
+            if not text:
+                return []
+            chunk = InferenceChunk.text(text, self._held)
+            self._held = 0
+        chunks: list[Chunk] = self._processor.push(chunk)
         self.finished = self._processor.finished
+        return chunks
 
 
 def _logprobs(entries: Sequence[TokenLogprobs] | None) -> Any:

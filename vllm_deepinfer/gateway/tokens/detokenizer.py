@@ -57,6 +57,9 @@ class StreamDetokenizer:
         """Text that became final with these ids."""
         if not self._pending:
             text_of = self._table.text_of
+            if len(ids) == 1 and not self._skip:  # nearly every call
+                whole = text_of[ids[0]] if 0 <= ids[0] < len(text_of) else None
+                return self._push_bytes(ids) if whole is None else whole
             try:
                 text = "".join([text_of[token] for token in ids if token not in self._skip])  # type: ignore[misc]
             except (TypeError, IndexError):
