@@ -43,7 +43,7 @@ class Engine(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Fixed facts; valid after `start`."""
+        """Fixed facts; before `start` perhaps only the model's name."""
         ...
 
     async def start(self) -> None:

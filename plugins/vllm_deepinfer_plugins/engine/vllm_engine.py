@@ -60,6 +60,7 @@ class VllmEngine:
         self._wedge_after_s = wedge_after_s
         self._clock = clock or LoopClock()
         self._state, self._detail = HealthState.STARTING, "not started"
+        self._info = EngineInfo(model=args.model, max_model_len=0)  # all that is known before `start`
         self._alive: dict[str, Entry] = {}
         self._progress_at = 0.0
         self._empty = asyncio.Event()
