@@ -6,6 +6,7 @@ Extra arguments go to `vllm serve`: `python -m tools.serve --port 8000 --max-mod
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import shutil
@@ -87,13 +88,43 @@ def serve(program: Path, port: int, arguments: list[str]) -> int:
     command += ["--host", HOST, "--port", str(port), "--enforce-eager", *arguments]
     # In a session of its own the server sees Ctrl-C once, from us, and not a second time from the terminal.
     server = subprocess.Popen(command, env=SETTINGS | os.environ, start_new_session=True)
+    stop = Stop(server)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: server.send_signal(signal.SIGINT))
-    while server.poll() is None and not is_ready(port):
-        time.sleep(0.5)
-    if server.poll() is None:
-        print(READY.replace("PORT", str(port)), flush=True)
-    return server.wait()
+        signal.signal(number, stop)
+    try:
+        while server.poll() is None and not is_ready(port):
+            time.sleep(0.5)
+        stop.gracefully = True
+        if server.poll() is None:
+            print(READY.replace("PORT", str(port)), flush=True)
+        return server.wait()
+    finally:
+        end_group(server)
+
+
+class Stop:
+    """What Ctrl-C does: a server that serves may finish its answers, a second Ctrl-C ends it at once.
+
+    While it loads it is ended at once too: vLLM 0.32 drops a signal that arrives before its event loop runs.
+    """
+
+    def __init__(self, server: subprocess.Popen[bytes]) -> None:
+        self.server = server
+        self.gracefully = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        """The signal handler."""
+        if self.gracefully:
+            self.gracefully = False
+            self.server.terminate()
+        else:
+            end_group(self.server)
+
+
+def end_group(server: subprocess.Popen[bytes]) -> None:
+    """End the server and what it left behind: while it loads, its engine process would outlive it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
 
 
 def main() -> int:

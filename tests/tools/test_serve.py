@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.server
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -159,3 +161,95 @@ def test_a_server_that_dies_at_once_is_not_called_ready(
     program.chmod(0o755)
     assert serve.serve(program, unused_port(), []) == 3
     assert "Ready" not in capfd.readouterr().out
+
+
+LEAVES_A_CHILD = """#!/bin/sh
+sleep 600 &
+echo $! > child
+exit 3
+"""
+
+
+def test_nothing_of_a_dead_server_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "vllm"
+    program.write_text(LEAVES_A_CHILD)
+    program.chmod(0o755)
+    assert serve.serve(program, unused_port(), []) == 3
+    stat = Path(f"/proc/{Path('child').read_text().strip()}/stat")
+    deadline = time.monotonic() + 30
+    while stat.exists() and stat.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "the child still runs"
+        time.sleep(0.01)
+
+
+SLOW = """#!{python}
+import http.server, pathlib, signal, sys
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if READY else 503); self.end_headers()
+        pathlib.Path("asked").touch()
+    def log_message(self, *_): pass
+def finish(*_):
+    pathlib.Path("asked-to-end").touch()
+    if ENDS: sys.exit(0)
+signal.signal(signal.SIGTERM, finish)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Health).serve_forever()
+"""
+
+
+def start(folder: Path, ready: bool, ends: bool) -> subprocess.Popen[str]:
+    """`serve` in a process of its own, for signal handlers are the process's."""
+    program = folder / "vllm"
+    program.write_text(
+        SLOW.format(python=sys.executable).replace("READY", str(ready)).replace("ENDS", str(ends))
+    )
+    program.chmod(0o755)
+    imports = "from tools import serve; from pathlib import Path; import sys;"
+    code = f"{imports} sys.exit(serve.serve(Path({str(program)!r}), {unused_port()}, []))"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_for_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("Ready"):
+            return
+
+
+def test_ctrl_c_while_the_server_loads_ends_it_at_once(tmp_path: Path) -> None:
+    with start(tmp_path, ready=False, ends=False) as process:
+        wait_for(tmp_path / "asked")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
+    assert not (tmp_path / "asked-to-end").exists()
+
+
+def test_ctrl_c_lets_a_server_that_serves_finish(tmp_path: Path) -> None:
+    with start(tmp_path, ready=True, ends=True) as process:
+        wait_for_ready(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert (tmp_path / "asked-to-end").exists()
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+    with start(tmp_path, ready=True, ends=False) as process:
+        wait_for_ready(process)
+        process.send_signal(signal.SIGINT)
+        wait_for(tmp_path / "asked-to-end")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
