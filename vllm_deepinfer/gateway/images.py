@@ -1,7 +1,7 @@
 """Where images may come from: data URLs, and public addresses of allowed hosts.
 
-A URL is fetched on a client's behalf, so it must never reach what the client cannot reach itself. Every address
-of every hop is checked after the name has been resolved, and the connection goes to the address that was
+A URL is fetched on a client's behalf, so it must not reach what the client cannot reach. Every address of
+every hop is checked after the name has been resolved, and the connection goes to the address that was
 checked: a redirect or a DNS answer into a private range is refused, and so is a second answer that differs.
 """
 

@@ -21,7 +21,10 @@ WEATHER: Any = {
     "function": {
         "name": "get_weather",
         "description": "Weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        },
     },
 }
 PLAIN: Any = {"thinking": {"type": "disabled"}}
@@ -33,7 +36,9 @@ async def stream(gateway: Gateway, **options: Any) -> list[ChatCompletionChunk]:
 
 
 def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
-    return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices and c.choices[0].index == index)
+    return "".join(
+        c.choices[0].delta.content or "" for c in chunks if c.choices and c.choices[0].index == index
+    )
 
 
 async def test_an_answer_with_reasoning_and_usage(gateway: Gateway) -> None:
@@ -136,7 +141,11 @@ async def test_a_tool_loop_shows_the_model_its_own_call(gateway: Gateway) -> Non
     first = await gateway.openai.chat.completions.create(model=MODEL, messages=HI, tools=[WEATHER])
     turn = first.choices[0].message
     assert turn.tool_calls
-    messages = [*HI, turn.to_dict(), {"role": "tool", "tool_call_id": turn.tool_calls[0].id, "content": "sun"}]
+    messages = [
+        *HI,
+        turn.to_dict(),
+        {"role": "tool", "tool_call_id": turn.tool_calls[0].id, "content": "sun"},
+    ]
     second = await gateway.openai.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
     assert second.choices[0].message.content == "Sunny."
     prompt = gateway.prompt()
@@ -157,7 +166,9 @@ async def test_a_stop_string_ends_text_logprobs_and_count_at_the_same_token(toke
         assert "".join(entry.token for entry in choice.logprobs.content).startswith("one two")
         # every token up to and with the one that completes the stop string, whatever the delta held beyond it
         ids = ids_of("one two STOP three four")
-        spent = next(n for n in range(1, len(ids)) if "STOP" in gateway.app.core.runner.prompts.decode(ids[:n]))
+        spent = next(
+            n for n in range(1, len(ids)) if "STOP" in gateway.app.core.runner.prompts.decode(ids[:n])
+        )
         assert answer.usage is not None and answer.usage.completion_tokens == spent
         await gateway.idle()
         assert gateway.engine.load().active_requests == 0  # the engine was told to stop
@@ -215,7 +226,8 @@ async def test_sampling_reaches_the_engine(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("effort", "says"), [("low", "Effort: 50"), ("high", "Effort: 75"), ("max", "Effort: 100"), ("none", "</think>")]
+    ("effort", "says"),
+    [("low", "Effort: 50"), ("high", "Effort: 75"), ("max", "Effort: 100"), ("none", "</think>")],
 )
 async def test_reasoning_effort(gateway: Gateway, effort: Any, says: str) -> None:
     await gateway.openai.chat.completions.create(model=MODEL, messages=HI, reasoning_effort=effort)
@@ -274,7 +286,9 @@ async def test_an_image_is_refused_with_its_place(gateway: Gateway) -> None:
         await gateway.openai.chat.completions.create(model=MODEL, messages=messages)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"[" * 100_000, b'{"model": 1e999}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'"x"', b"[" * 100_000, b'{"model": 1e999}', b"\xff\xfe"]
+)
 async def test_a_body_that_is_no_json_object(gateway: Gateway, body: bytes) -> None:
     answer = await gateway.http.post("/v1/chat/completions", content=body)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"

@@ -215,7 +215,9 @@ async def test_a_text_format_is_a_constraint(gateway: Gateway) -> None:
 
 
 async def test_tool_namespaces(gateway: Gateway) -> None:
-    tools: Any = [{"type": "namespace", "name": "fs", "description": "Files.", "tools": [WEATHER | {"strict": True}]}]
+    tools: Any = [
+        {"type": "namespace", "name": "fs", "description": "Files.", "tools": [WEATHER | {"strict": True}]}
+    ]
     gateway.script.texts = ["r</think>" + call("fs::get_weather", city="Paris")]
     body = {"model": MODEL, "input": "hi", "tools": tools}
     answer = await gateway.http.post("/v1/responses", json=body)

@@ -81,8 +81,8 @@ class SseWriter:
         self._backlog.append(body)
 
     async def close(self) -> None:
-        """End the body once everything queued has been sent."""
-        if self._drain is not None:
+        """End the body once everything queued has been sent; nothing after `discard` or a lost connection."""
+        if self._drain is not None and not self.broken:
             await self._drain
         if self.started and not self._ended and not self.broken:
             self._ended = True

@@ -1,0 +1,125 @@
+"""StepHub: one sink, many receivers, and faults that stay where they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
+from vllm_deepinfer.engine import Engine, FinishReason, TokenDelta
+from vllm_deepinfer.gateway.metrics import GatewayMetrics
+from vllm_deepinfer.gateway.streaming.hub import StepHub
+
+
+class FakeEngine:
+    """Records aborts."""
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+        self.fail = False
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        if self.fail:
+            raise RuntimeError("no")
+        self.aborted += request_ids
+
+
+class Listener:
+    """A receiver that records."""
+
+    def __init__(self, request_id: str, done_after: int = 99, raises: bool = False) -> None:
+        self.request_id = request_id
+        self.deltas: list[TokenDelta] = []
+        self.times: list[float] = []
+        self.errors: list[Exception] = []
+        self._done_after = done_after
+        self._raises = raises
+
+    def deliver(self, delta: TokenDelta, now: float) -> bool:
+        if self._raises:
+            raise ValueError("broken stream")
+        self.deltas.append(delta)
+        self.times.append(now)
+        return len(self.deltas) >= self._done_after
+
+    def broken(self, error: Exception) -> None:
+        self.errors.append(error)
+
+
+def make() -> tuple[StepHub, FakeEngine, GatewayMetrics]:
+    engine, metrics = FakeEngine(), GatewayMetrics()
+    ticks: Any = iter(range(1000))
+    return StepHub(cast(Engine, engine), metrics, lambda: float(next(ticks))), engine, metrics
+
+
+async def test_deltas_reach_their_receiver_with_one_time_per_step() -> None:
+    hub, engine, _ = make()
+    a, b = Listener("a"), Listener("b")
+    hub.add(a)
+    hub.add(b)
+    hub.sink(
+        [TokenDelta("a", (1,)), TokenDelta("b", (2,)), TokenDelta("unknown", (3,)), TokenDelta("a", (4,))]
+    )
+    hub.sink([TokenDelta("b", (5,))])
+    assert [d.token_ids for d in a.deltas] == [(1,), (4,)] and a.times == [0.0, 0.0]
+    assert [d.token_ids for d in b.deltas] == [(2,), (5,)] and b.times == [0.0, 1.0]
+    await asyncio.sleep(0)
+    assert engine.aborted == []
+
+
+async def test_a_final_delta_ends_the_registration() -> None:
+    hub, engine, _ = make()
+    a = Listener("a")
+    hub.add(a)
+    hub.sink([TokenDelta("a", (1,), FinishReason.STOP)])
+    hub.sink([TokenDelta("a", (2,))])
+    await asyncio.sleep(0)
+    assert len(a.deltas) == 1 and len(hub) == 0 and engine.aborted == []
+
+
+async def test_a_receiver_that_has_enough_is_aborted_in_the_engine() -> None:
+    hub, engine, _ = make()
+    hub.add(Listener("a", done_after=1))
+    hub.add(Listener("b", done_after=1))
+    hub.sink([TokenDelta("a", (1,)), TokenDelta("b", (1,))])
+    assert engine.aborted == []  # not from inside the engine's step
+    await asyncio.sleep(0)
+    assert engine.aborted == ["a", "b"]
+
+
+async def test_an_error_in_one_stream_ends_only_that_one() -> None:
+    hub, engine, _ = make()
+    bad, good = Listener("bad", raises=True), Listener("good")
+    hub.add(bad)
+    hub.add(good)
+    hub.sink([TokenDelta("bad", (1,)), TokenDelta("good", (2,))])
+    await asyncio.sleep(0)
+    assert [str(error) for error in bad.errors] == ["broken stream"]
+    assert len(good.deltas) == 1 and engine.aborted == ["bad"]
+
+
+async def test_abort_forgets_at_once() -> None:
+    hub, engine, _ = make()
+    a = Listener("a")
+    hub.add(a)
+    hub.abort(["a"])
+    hub.sink([TokenDelta("a", (1,))])
+    await asyncio.sleep(0)
+    assert a.deltas == [] and engine.aborted == ["a"]
+
+
+async def test_abort_all_lets_the_engine_end_them() -> None:
+    hub, engine, _ = make()
+    a = Listener("a")
+    hub.add(a)
+    await hub.abort_all()
+    hub.sink([TokenDelta("a", (), FinishReason.ABORT)])
+    assert engine.aborted == ["a"] and a.deltas[0].finish_reason is FinishReason.ABORT
+
+
+async def test_a_failing_abort_is_counted() -> None:
+    hub, engine, metrics = make()
+    engine.fail = True
+    hub.abort(["a"])
+    await asyncio.sleep(0.01)
+    assert metrics.registry.get_sample_value("deepinfer_gateway_failures_total", {"reason": "abort"}) == 1
