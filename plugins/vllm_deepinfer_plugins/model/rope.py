@@ -27,7 +27,8 @@ class Rotary(nn.Module):
         super().__init__()
         self.dim = config.qk_rope_head_dim
         self.theta = config.compress_rope_theta if compressed else config.rope_theta
-        self.scaling = (config.rope_scaling or {}) if compressed else {}
+        scaling = (config.rope_scaling or {}) if compressed else {}
+        self.scaling = {} if scaling.get("rope_type", scaling.get("type")) == "default" else scaling
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """Rotations [tokens, pairs], complex64, for integer positions [tokens]."""
