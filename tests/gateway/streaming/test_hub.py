@@ -123,3 +123,32 @@ async def test_a_failing_abort_is_counted() -> None:
     hub.abort(["a"])
     await asyncio.sleep(0.01)
     assert metrics.registry.get_sample_value("deepinfer_gateway_failures_total", {"reason": "abort"}) == 1
+
+
+async def test_first_tokens_go_out_first() -> None:
+    hub, _, _ = make()
+    order: list[str] = []
+
+    class Noting(Listener):
+        def deliver(self, delta: TokenDelta, now: float) -> bool:
+            order.append(f"{delta.request_id}{delta.token_ids[0]}")
+            return False
+
+    hub.add(Noting("a"))
+    hub.add(Noting("b"))
+    hub.sink([TokenDelta("b", [1]), TokenDelta("a", [1])])
+    hub.add(Noting("c"))
+    hub.add(Noting("d"))
+    hub.sink([TokenDelta("a", [2]), TokenDelta("c", [1]), TokenDelta("b", [2]), TokenDelta("c", [2])])
+    hub.sink([TokenDelta("a", [3]), TokenDelta("d", [1]), TokenDelta("c", [3])])
+    hub.sink([TokenDelta("a", [4]), TokenDelta("d", [2])])
+    assert order == ["b1", "a1", "c1", "c2", "a2", "b2", "d1", "a3", "c3", "a4", "d2"]
+
+
+async def test_what_was_removed_before_its_first_token_is_forgotten() -> None:
+    hub, _, _ = make()
+    hub.add(Listener("a"))
+    hub.remove(["a"])
+    hub.sink([TokenDelta("a", [1])])
+    assert len(hub) == 0
+    assert not hub._fresh

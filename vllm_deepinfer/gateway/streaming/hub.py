@@ -44,6 +44,7 @@ class StepHub:
         self._metrics = metrics
         self._clock = clock
         self._receivers: dict[str, Receiver] = {}
+        self._fresh: set[str] = set()  # those without a delta yet
         self._aborts: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -52,15 +53,19 @@ class StepHub:
     def add(self, receiver: Receiver) -> None:
         """Register before `Engine.submit`: deltas may come before that returns."""
         self._receivers[receiver.request_id] = receiver
+        self._fresh.add(receiver.request_id)
 
     def remove(self, request_ids: Iterable[str]) -> None:
         """Forget receivers; what the engine still sends for them is dropped."""
         for request_id in request_ids:
             self._receivers.pop(request_id, None)
+            self._fresh.discard(request_id)
 
     def sink(self, deltas: Sequence[TokenDelta]) -> None:
         """The engine's sink. An error in one stream ends that stream and no other."""
         now = self._clock()
+        if self._fresh:
+            deltas = self._first_tokens_first(deltas)
         stop: list[str] = []
         for delta in deltas:
             receiver = self._receivers.get(delta.request_id)
@@ -78,6 +83,18 @@ class StepHub:
                     stop.append(delta.request_id)
         if stop:
             self.abort(stop)
+
+    def _first_tokens_first(self, deltas: Sequence[TokenDelta]) -> Sequence[TokenDelta]:
+        """A step of 256 streams takes 4 ms to write: that is nothing between tokens, and a lot before the
+        first.
+        """
+        fresh = self._fresh
+        first = [delta for delta in deltas if delta.request_id in fresh]
+        if not first:
+            return deltas
+        rest = [delta for delta in deltas if delta.request_id not in fresh]
+        fresh.difference_update([delta.request_id for delta in first])
+        return first + rest
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stop the engine's work on requests, without waiting for it."""
