@@ -10,6 +10,15 @@ import pytest
 from tools.set_up import state
 
 
+TEXT = """\
+[project]
+dependencies = ["a>=1"]
+
+[tool.ruff]
+line-length = 110
+"""
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A checkout with the files that the stamp reads, and an environment that looks complete."""
@@ -25,7 +34,7 @@ def checkout(root: Path) -> Path:
     ):
         path = root / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"# {file}\n")
+        path.write_text(TEXT)
     python = state.venv_python(root)
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\n")
@@ -52,8 +61,23 @@ def test_what_each_state_means(written: state.State, current: bool, reusable: bo
 )
 def test_a_changed_input_makes_it_stale_but_reusable(file: str, root: Path) -> None:
     state.write(root, "done")
-    (root / file).write_text("changed")
+    (root / file).write_text(TEXT.replace("a>=1", "a>=2"))
     assert (state.is_current(root), state.is_reusable(root)) == (False, True)
+
+
+@pytest.mark.parametrize("old_and_new", [("110", "120"), ("[project]", "# a comment\n[project]")])
+def test_settings_of_linters_and_comments_make_nothing_stale(
+    old_and_new: tuple[str, str], root: Path
+) -> None:
+    state.write(root, "done")
+    (root / "pyproject.toml").write_text(TEXT.replace(*old_and_new))
+    assert state.is_current(root)
+
+
+def test_what_setuptools_reads_makes_it_stale(root: Path) -> None:
+    state.write(root, "done")
+    (root / "pyproject.toml").write_text(TEXT + "[tool.setuptools]\npackages = []\n")
+    assert not state.is_current(root)
 
 
 def test_a_new_set_up_file_makes_it_stale(root: Path) -> None:

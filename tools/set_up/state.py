@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import tomllib
 from pathlib import Path
 from typing import Literal
 
@@ -32,8 +33,18 @@ def key(root: Path) -> str:
     digest = hashlib.sha256(f"{platform.python_version()}\0{root}\0".encode())
     for pattern in INPUTS:
         for path in sorted(root.glob(pattern)):
-            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+            digest.update(f"{path.relative_to(root)}\0".encode() + _content(path))
     return digest.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    """A pyproject.toml without the settings of linters and tests: they change nothing that is installed."""
+    if path.name != "pyproject.toml":
+        return path.read_bytes()
+    tables = tomllib.loads(path.read_text())
+    tools = tables.get("tool", {})
+    tables["tool"] = {name: tools[name] for name in ("setuptools", "setuptools_scm") if name in tools}
+    return json.dumps(tables, sort_keys=True).encode()
 
 
 def read(root: Path) -> dict[str, str]:
