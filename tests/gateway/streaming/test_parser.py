@@ -1,11 +1,12 @@
 """Output parsing at every two-way split of recorded outputs, in V4's and V4.1's dialect.
 
-Outputs become one token per byte, with control tokens as such, so that a split can fall anywhere: inside a tag,
+Outputs become one token per byte, with control tokens as such, so that a split can fall anywhere: in a tag,
 an escape, a character.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ from hypothesis import strategies as st
 from tests.gateway.harness import DATA, EOS, TOKENIZER, ids_of
 from vllm_deepinfer.engine import FinishReason, TokenDelta, TokenLogprobs
 from vllm_deepinfer.gateway.streaming.parser import OutputParser
+from vllm_deepinfer.gateway.tokens import PromptTokenizer
+
+PROMPTS = PromptTokenizer.from_file(DATA)
 
 VOCABULARY: dict[str, int] = json.loads((DATA / "tokenizer.json").read_text())["model"]["vocab"]
 CONTROL = ("<think>", "</think>", "｜DSML｜")
@@ -103,12 +107,19 @@ def parse(
     end: FinishReason = FinishReason.STOP,
     conversation: tuple[Any, Any, ConversationRequest] | None = None,
     exact: bool = False,
+    own: bool = True,
 ) -> Answer:
-    """Feed the deltas and put the chunks together."""
+    """Feed the deltas and put the chunks together; `own`: with the gateway's detokeniser, as it streams."""
     request, response, converted = conversation or convert(api, version)
     generator = request.chunk_generator(converted, "id", "m")
     parser = OutputParser(
-        generator, converted.parsing_options, TOKENIZER, eos_token_ids=[EOS], prompt_tokens=1, exact=exact
+        generator,
+        converted.parsing_options,
+        TOKENIZER,
+        eos_token_ids=[EOS],
+        prompt_tokens=1,
+        exact=exact,
+        detokenizer=PROMPTS.stream_detokenizer() if own else None,
     )
     whole = response("id", "m", 0, 0, 0)
     last = len(deltas) - 1
@@ -189,15 +200,16 @@ NASTY: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["own detokeniser", "recipe's"])
 @pytest.mark.parametrize("version", [V41, V4], ids=["V4.1", "V4"])
 @pytest.mark.parametrize("value", NASTY.values(), ids=NASTY.keys())
-def test_every_split_gives_the_same_call(version: ModelVersion, value: Any) -> None:
+def test_every_split_gives_the_same_call(version: ModelVersion, value: Any, own: bool) -> None:
     output = f"think</think>ok{block(version, [('a', value), ('n', 3)], [('a', value)])}"
     ids = byte_ids(output)
     conversation = convert("chat", version)
     expected = [{"a": value, "n": 3}, {"a": value}]
     for split in range(len(ids) + 1):
-        answer = parse([ids[:split], ids[split:]], conversation=conversation)
+        answer = parse([ids[:split], ids[split:]], conversation=conversation, own=own)
         assert [json.loads(arguments) for _, arguments in answer.calls] == expected, split
         assert (answer.reasoning, answer.text, answer.reason) == ("think", "ok", "tool_calls"), split
         assert answer.tokens == len(ids)
@@ -220,8 +232,8 @@ def test_every_split_in_the_other_apis(api: str, version: ModelVersion) -> None:
 def test_byte_by_byte(version: ModelVersion) -> None:
     for value in NASTY.values():
         ids = byte_ids(f"think</think>ok{block(version, [('a', value)])}")
-        for exact in (False, True):
-            answer = parse([[i] for i in ids], version=version, exact=exact)
+        for exact, own in itertools.product((False, True), repeat=2):
+            answer = parse([[i] for i in ids], version=version, exact=exact, own=own)
             assert [json.loads(arguments) for _, arguments in answer.calls] == [{"a": value}]
 
 
@@ -303,7 +315,7 @@ def test_long_arguments_flow_before_the_call_ends() -> None:
     assert seen > 2300  # half of the call is out, and it is not closed
 
 
-def _fresh(exact: bool, **change: Any) -> OutputParser:
+def _fresh(exact: bool, own: bool = False, **change: Any) -> OutputParser:
     request, _, converted = convert("chat", V41, thinking={"type": "disabled"}, **change)
     return OutputParser(
         request.chunk_generator(converted, "id", "m"),
@@ -312,11 +324,23 @@ def _fresh(exact: bool, **change: Any) -> OutputParser:
         eos_token_ids=[EOS],
         prompt_tokens=7,
         exact=exact,
+        detokenizer=PROMPTS.stream_detokenizer() if own else None,
     )
 
 
 def _texts(parser: OutputParser, delta: TokenDelta) -> list[Any]:
     return [json.loads(chunk.to_json()) for chunk in parser.feed(delta)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
+def test_a_stop_string_counts_with_the_own_detokeniser(size: int) -> None:
+    ids = byte_ids("one é ENDtwo")
+    parser = _fresh(True, own=True, stop=["END"])
+    text = ""
+    for start in range(0, len(ids), size):
+        for document in _texts(parser, TokenDelta("r", ids[start : start + size])):
+            text += document["choices"][0]["delta"].get("content") or ""
+    assert parser.finished and parser.tokens == len("one é END".encode()) and text == "one é "
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
@@ -337,8 +361,8 @@ def test_a_stop_string_ends_everything_at_its_last_token(size: int) -> None:
 
 
 def test_the_end_of_sequence_counts_and_has_no_text() -> None:
-    for exact in (False, True):
-        parser = _fresh(exact)
+    for exact, own in itertools.product((False, True), repeat=2):
+        parser = _fresh(exact, own)
         documents = _texts(parser, TokenDelta("r", [*byte_ids("hi"), EOS], FinishReason.STOP))
         assert "".join(d["choices"][0]["delta"].get("content") or "" for d in documents) == "hi"
         assert documents[-1]["choices"][0]["finish_reason"] == "stop" and parser.tokens == 3
@@ -368,8 +392,8 @@ def test_usage_has_the_cached_tokens_of_the_first_delta() -> None:
 
 def test_a_deltas_boundary_inside_a_character_is_invisible() -> None:
     ids = byte_ids("a😀b漢")
-    for split in range(len(ids) + 1):
-        parser = _fresh(False)
+    for split, own in itertools.product(range(len(ids) + 1), (False, True)):
+        parser = _fresh(False, own)
         documents = _texts(parser, TokenDelta("r", ids[:split])) if split else []
         documents += _texts(parser, TokenDelta("r", ids[split:], FinishReason.STOP))
         assert "".join(d["choices"][0]["delta"].get("content") or "" for d in documents) == "a😀b漢"
