@@ -1,1 +1,1 @@
-"""Writes small DeepSeek-V4.1 checkpoints for machines that cannot hold the released one."""
+"""DeepSeek-V4.1 checkpoints without torch: config, layout, number formats, and small ones to run."""
