@@ -9,7 +9,6 @@ import pytest
 
 from tools.set_up import state
 
-
 TEXT = """\
 [project]
 dependencies = ["a>=1"]
