@@ -20,12 +20,17 @@ import msgspec
 Item = dict[str, Any]
 T = TypeVar("T")
 
+_ORPHANS = """
+UPDATE responses SET document = json_set(document, '$.status', 'failed', '$.error',
+    json('{"code": "server_error", "message": "the server was stopped before this response was complete."}'))
+WHERE json_extract(document, '$.status') IN ('queued', 'in_progress')
+"""
 SWEEP_EVERY = 64  # puts; the sweep walks an index over all rows
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT NOT NULL, tenant TEXT NOT NULL, previous TEXT, stored REAL NOT NULL, expires REAL NOT NULL,
-    document BLOB NOT NULL, input BLOB NOT NULL, PRIMARY KEY (tenant, id)
+    document TEXT NOT NULL, input TEXT NOT NULL, PRIMARY KEY (tenant, id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS responses_expires ON responses (expires);
 """
@@ -88,7 +93,7 @@ class ResponseStore:
         self._puts = 0
 
     async def open(self) -> None:
-        """Open or create the file. Raises: sqlite3.Error."""
+        """Open or create the file; what a stopped server left unfinished is failed. Raises: sqlite3.Error."""
         await self._run(self._connect)
 
     async def close(self) -> None:
@@ -126,6 +131,7 @@ class ResponseStore:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(_SCHEMA)
+        self._db.execute(_ORPHANS)
 
     @property
     def _open_db(self) -> sqlite3.Connection:
@@ -142,8 +148,8 @@ class ResponseStore:
             response.previous,
             now,
             now + self._ttl_s,
-            encode(response.document),
-            encode(response.input),
+            encode(response.document).decode(),
+            encode(response.input).decode(),
         )
         db.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         self._puts += 1
