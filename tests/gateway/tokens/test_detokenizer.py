@@ -10,7 +10,7 @@ from vllm_deepinfer.gateway.tokens.vocabulary import Vocabulary
 
 @pytest.fixture(scope="module")
 def table(deepseek: TokenizerFile) -> Detokenizer:
-    return Detokenizer(Vocabulary(deepseek.json))
+    return Detokenizer(Vocabulary(deepseek.parsed))
 
 
 def feed(table: Detokenizer, ids: list[int], sizes: list[int], skip: bool = False) -> list[str]:

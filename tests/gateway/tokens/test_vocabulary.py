@@ -7,11 +7,11 @@ from tokenizers import Tokenizer
 
 from tests.gateway.tokens.conftest import Oracle, TokenizerFile
 from vllm_deepinfer.gateway.tokens.errors import TokenizerError
-from vllm_deepinfer.gateway.tokens.vocabulary import Vocabulary, byte_alphabet
+from vllm_deepinfer.gateway.tokens.vocabulary import Vocabulary, byte_alphabet, plain_json
 
 
 def vocabulary(file: TokenizerFile) -> Vocabulary:
-    return Vocabulary(file.json)
+    return Vocabulary(file.parsed)
 
 
 def test_the_alphabet_is_the_one_of_the_tokenizers_package() -> None:
@@ -34,7 +34,7 @@ def test_control_tokens_are_all_added_tokens(deepseek: TokenizerFile) -> None:
 
 def test_the_plain_tokenizer_has_none_of_them(deepseek: TokenizerFile) -> None:
     control = vocabulary(deepseek).control_ids
-    plain = Tokenizer.from_str(vocabulary(deepseek).plain_json)
+    plain = Tokenizer.from_str(plain_json(deepseek.parsed))
     assert plain.get_added_tokens_decoder() == {}
     for spelling, token in control.items():
         assert token not in plain.encode(spelling).ids

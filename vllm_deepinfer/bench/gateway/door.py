@@ -24,7 +24,9 @@ async def main(socket: str, port: int, folder: Path, max_busy: float | None) -> 
         served_names=(MODEL,), max_active=8192, max_waiting=8192, max_busy=max_busy, drain_timeout_s=0
     )
     app = build_app(ChannelEngine(socket, info), folder, settings)
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, http=LaneProtocol, log_level="warning", access_log=False)
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=port, http=LaneProtocol, log_level="warning", access_log=False
+    )
     await uvicorn.Server(config).serve()
 
 

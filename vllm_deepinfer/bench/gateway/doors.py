@@ -48,8 +48,8 @@ class Door:
 class Sample:
     """One measurement: CPU of the door per streamed token, and what it added to times to first token.
 
-    Attributes: `cpu_us` µs per token; `added_ms` sorted, per probe: the client's time to the first event less the
-    engine's own; `ttft_ms` sorted, the client's.
+    Attributes: `cpu_us` µs per token; `added_ms` sorted, per probe: the client's time to the first event less
+    the engine's own; `ttft_ms` sorted, the client's.
     """
 
     cpu_us: float
@@ -69,7 +69,9 @@ class Workshop:
             (folder / name).write_text(text, encoding="utf-8")
         vocabulary = tokenizer.get_vocab()
         words = [word for word in vocabulary if word[0] == "Ġ" and len(word) == 4 and word[1:].isascii()]
-        self._words = [(vocabulary[word], " " + word[1:]) for word in sorted(words)[:97] if word[1:].isalpha()]
+        self._words = [
+            (vocabulary[word], " " + word[1:]) for word in sorted(words)[:97] if word[1:].isalpha()
+        ]
 
     def python(self, module: str, *arguments: str, core: int, log: str) -> Child:
         """A module of this package as a process."""
@@ -90,12 +92,18 @@ class Workshop:
     def router(self) -> Iterator[Door]:
         """vLLM's Rust router, passing the same engine's stream through. Raises: FileNotFoundError."""
         path, engine_port, port = str(self.folder / f"engine{free_port()}"), free_port(), free_port()
-        command = [find_router(), "--worker-urls", f"http://127.0.0.1:{engine_port}", "--policy", "round_robin"]
+        command = [
+            find_router(),
+            "--worker-urls",
+            f"http://127.0.0.1:{engine_port}",
+            "--policy",
+            "round_robin",
+        ]
         command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-        with self._upstream(path, engine_port, STEP_MS, 512) as upstream:
-            with Child(command, self.cores.door, self.folder / "router.log") as child:
-                child.wait_for(f"http://127.0.0.1:{port}/health")
-                yield Door(ROUTER, port, child, upstream)
+        with self._upstream(path, engine_port, STEP_MS, 512) as upstream, ExitStack() as stack:
+            child = stack.enter_context(Child(command, self.cores.door, self.folder / "router.log"))
+            child.wait_for(f"http://127.0.0.1:{port}/health")
+            yield Door(ROUTER, port, child, upstream)
 
     @contextmanager
     def load(self, door: Door, streams: int, tokens: int, log: str, spread_s: float = 1.0) -> Iterator[Child]:
@@ -142,7 +150,11 @@ def _events(*loads: Child) -> int:
 
 
 def _sample(
-    cpu: float, events: int, took: float, first: list[tuple[str, float, float]], records: dict[str, list[float]]
+    cpu: float,
+    events: int,
+    took: float,
+    first: list[tuple[str, float, float]],
+    records: dict[str, list[float]],
 ) -> Sample:
     added, ttft = [], []
     for name, sent, got in first:

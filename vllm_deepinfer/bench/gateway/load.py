@@ -32,7 +32,9 @@ def request(port: int, tokens: int) -> bytes:
             "messages": [{"role": "user", "content": "Write a long story about a lighthouse. " * 4}],
         }
     ).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+    )
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -1,4 +1,6 @@
-"""Child processes of the benchmark: pinned to a core, asked by line, their CPU time from the kernel's accounting."""
+"""Child processes of the benchmark: pinned to a core, asked by line, their CPU time from the kernel's
+accounting.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 class Child:
     """A process on one core. Use as a context manager: leaving it ends the process."""
 
-    def __init__(self, command: Sequence[str], core: int, log: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], core: int, log: Path, env: dict[str, str] | None = None
+    ) -> None:
         self._log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(

@@ -2,7 +2,8 @@
 
 One SimulatedEngine, offered in two ways: as a token channel (ChannelEngine), and as an OpenAI-like streaming
 server, which is what a router forwards to. Same engine, same step times, same tokens. It notes when a request
-arrived and when its first token left, so that what the front door adds can be told from the engine's own time.
+arrived and when its first token left, so that what the front door adds can be told from the engine's own
+time.
 
 It reads commands from stdin, one per line: `records` prints the notes since the last time as JSON.
 """
@@ -103,7 +104,9 @@ class TokenChannel:
         self.frames.send(self._encode(Step(deltas, self._upstream.engine.load())))
 
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _TOKENS = re.compile(rb'"max_tokens": ?(\d+)')

@@ -57,6 +57,12 @@ class PieceCache:
             while self.size_bytes > self._max_bytes:
                 self.size_bytes -= _size(self._entries.popitem(last=False)[1])
 
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._entries.clear()
+            self.size_bytes = 0
+
     def __len__(self) -> int:
         return len(self._entries)
 

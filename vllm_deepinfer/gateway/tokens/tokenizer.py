@@ -20,7 +20,7 @@ from vllm_deepinfer.gateway.tokens.cache import PieceCache
 from vllm_deepinfer.gateway.tokens.detokenizer import Detokenizer, StreamDetokenizer
 from vllm_deepinfer.gateway.tokens.errors import TokenizerError
 from vllm_deepinfer.gateway.tokens.pool import EncodePool
-from vllm_deepinfer.gateway.tokens.vocabulary import Vocabulary
+from vllm_deepinfer.gateway.tokens.vocabulary import Vocabulary, plain_json
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +67,12 @@ class PromptTokenizer:
         max_waiting_chars: int = 64_000_000,
         piece_chars: int = PIECE_CHARS,
     ) -> None:
-        self.vocabulary = Vocabulary(tokenizer_json)
+        parsed = json.loads(tokenizer_json)
+        self.vocabulary = Vocabulary(parsed)
         self.cache = PieceCache(cache_bytes, len(self.vocabulary.token_bytes))
         self._piece_chars = piece_chars
-        self._rule = rule_for(self.vocabulary.parsed)
-        self._plain = Tokenizer.from_str(self.vocabulary.plain_json)
+        self._rule = rule_for(parsed)
+        self._plain = Tokenizer.from_str(plain_json(parsed))
         self._pool = EncodePool(self._plain.encode, threads or os.cpu_count() or 1, max_waiting_chars)
         self._detokenizer = Detokenizer(self.vocabulary)
         if self._rule is None:

@@ -9,7 +9,6 @@ with a tokenizer that does not have them at all, and to know that its merges can
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Any
 
 from vllm_deepinfer.gateway.tokens.errors import TokenizerError
@@ -32,42 +31,20 @@ class Vocabulary:
     token.
     """
 
-    def __init__(self, tokenizer_json: str) -> None:
-        self._parsed: dict[str, Any] = json.loads(tokenizer_json)
-        self._model: dict[str, Any] = self._parsed["model"]
+    def __init__(self, parsed: Mapping[str, Any]) -> None:
+        """
+        Args:
+            parsed: a tokenizer.json. It is not kept: its 255,000 containers would burden every garbage
+            collection.
+        """
+        _require_byte_level_bpe(parsed)
+        model = parsed["model"]
         self.control_ids: Mapping[str, int] = {
-            token["content"]: token["id"] for token in self._parsed.get("added_tokens", ())
+            token["content"]: token["id"] for token in parsed.get("added_tokens", ())
         }
-        self._require_byte_level_bpe()
-        self._require_unforgeable()
-
-    @property
-    def parsed(self) -> Mapping[str, Any]:
-        """The parsed tokenizer.json."""
-        return self._parsed
-
-    @cached_property
-    def plain_json(self) -> str:
-        """The tokenizer.json for text: no control tokens, no template, no truncation, no padding."""
-        plain: dict[str, Any] = {
-            "added_tokens": [],
-            "post_processor": None,
-            "truncation": None,
-            "padding": None,
-        }
-        return json.dumps(self._parsed | plain, ensure_ascii=False)
-
-    @cached_property
-    def token_bytes(self) -> list[bytes | None]:
+        self._require_unforgeable(_reachable_from_text(model))
+        self.token_bytes = _bytes_by_id(model["vocab"], self.control_ids)
         """The bytes of every id, control tokens as their spelling; None for ids that name no token."""
-        vocab = self._model["vocab"]
-        size = max([*vocab.values(), *self.control_ids.values()]) + 1
-        table: list[bytes | None] = [None] * size
-        for token, token_id in vocab.items():
-            table[token_id] = _bytes_of(token)
-        for spelling, token_id in self.control_ids.items():
-            table[token_id] = spelling.encode()
-        return table
 
     def require(self, spellings: Iterable[str]) -> None:
         """Raises TokenizerError unless every spelling is a control token: a prompt template is going to need
@@ -80,18 +57,7 @@ class Vocabulary:
                 "load the tokenizer.json that was released with the model."
             )
 
-    def _require_byte_level_bpe(self) -> None:
-        last = self._parsed.get("pre_tokenizer") or {}
-        while last.get("type") == "Sequence":
-            last = last["pretokenizers"][-1]
-        if self._model.get("type") != "BPE" or last.get("type") != "ByteLevel":
-            raise TokenizerError(
-                f"The tokenizer is {self._model.get('type')} after {last.get('type')}; "
-                "only byte-level BPE tokenizers such as DeepSeek's are supported."
-            )
-
-    def _require_unforgeable(self) -> None:
-        reachable = self._reachable_from_text()
+    def _require_unforgeable(self, reachable: set[int]) -> None:
         for spelling, token_id in self.control_ids.items():
             if token_id in reachable:
                 raise TokenizerError(
@@ -99,19 +65,45 @@ class Vocabulary:
                     "could forge it; give control tokens ids that no merge produces."
                 )
 
-    def _reachable_from_text(self) -> set[int]:
-        """Every id that BPE can output for some text: its bytes, the products of its merges, its unknown
-        token.
-        """
-        vocab: dict[str, int] = self._model["vocab"]
-        if self._model.get("ignore_merges"):  # a whole piece is looked up in the vocabulary first
-            return {token_id for token, token_id in vocab.items() if all(char in _ALPHABET for char in token)}
-        reachable = {vocab[char] for char in _ALPHABET if char in vocab}
-        for merge in self._model["merges"]:
-            left, right = merge.split(" ") if isinstance(merge, str) else merge
-            reachable.add(vocab[left + right])
-        unknown = self._model.get("unk_token")
-        return reachable | ({vocab[unknown]} if unknown in vocab else set())
+
+def plain_json(parsed: Mapping[str, Any]) -> str:
+    """The tokenizer.json for text: no control tokens, no template, no truncation, no padding."""
+    plain: dict[str, Any] = {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    return json.dumps({**parsed, **plain}, ensure_ascii=False)
+
+
+def _require_byte_level_bpe(parsed: Mapping[str, Any]) -> None:
+    last = parsed.get("pre_tokenizer") or {}
+    while last.get("type") == "Sequence":
+        last = last["pretokenizers"][-1]
+    kind = parsed["model"].get("type")
+    if kind != "BPE" or last.get("type") != "ByteLevel":
+        raise TokenizerError(
+            f"The tokenizer is {kind} after {last.get('type')}; only byte-level BPE tokenizers such as "
+            "DeepSeek's are supported."
+        )
+
+
+def _reachable_from_text(model: Mapping[str, Any]) -> set[int]:
+    """Every id that BPE can output for some text: bytes, the products of merges, the unknown token."""
+    vocab: dict[str, int] = model["vocab"]
+    if model.get("ignore_merges"):  # a whole piece is looked up in the vocabulary first
+        return {token_id for token, token_id in vocab.items() if all(char in _ALPHABET for char in token)}
+    reachable = {vocab[char] for char in _ALPHABET if char in vocab}
+    for merge in model["merges"]:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        reachable.add(vocab[left + right])
+    unknown = model.get("unk_token")
+    return reachable | ({vocab[unknown]} if unknown in vocab else set())
+
+
+def _bytes_by_id(vocab: Mapping[str, int], control: Mapping[str, int]) -> list[bytes | None]:
+    table: list[bytes | None] = [None] * (max([*vocab.values(), *control.values()]) + 1)
+    for token, token_id in vocab.items():
+        table[token_id] = _bytes_of(token)
+    for spelling, token_id in control.items():
+        table[token_id] = spelling.encode()
+    return table
 
 
 def _bytes_of(token: str) -> bytes:
