@@ -17,7 +17,7 @@ from vllm_deepinfer.gateway.errors import ApiError
 V41 = ModelCard(names=("m",), version=ModelVersion.DeepseekV41Flash, max_model_len=4096)
 V4 = ModelCard(names=("m",), version=ModelVersion.DeepseekV4Pro, max_model_len=4096)
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
-PLAIN = {"thinking": {"type": "disabled"}}
+PLAIN: dict[str, Any] = {"thinking": {"type": "disabled"}}
 
 
 def tool(name: str = "f", strict: bool | None = None, **schema: Any) -> dict[str, Any]:
@@ -53,11 +53,12 @@ def test_nothing_asked_for_is_no_constraint() -> None:
 
 def test_formats_without_tools_keep_their_kind() -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-    for body, kind, value in (
+    cases: tuple[tuple[dict[str, Any], ConstraintKind, str], ...] = (
         ({"response_format": {"type": "json_object"}}, ConstraintKind.JSON_OBJECT, ""),
         ({"response_format": {"type": "regex", "regex": "a+"}}, ConstraintKind.REGEX, "a+"),
         ({"structured_outputs": {"grammar": "root ::= x"}}, ConstraintKind.GRAMMAR, "root ::= x"),
-    ):
+    )
+    for body, kind, value in cases:
         found = constraint(**body)
         assert found is not None and (found.kind, found.value) == (kind, value)
     found = constraint(response_format=schema)
@@ -66,14 +67,15 @@ def test_formats_without_tools_keep_their_kind() -> None:
 
 @pytest.mark.parametrize("thinks", [True, False])
 def test_it_begins_after_the_reasoning_if_there_is_any(thinks: bool) -> None:
-    extra = {} if thinks else PLAIN
-    for body in ({"response_format": {"type": "json_object"}}, {"tools": [tool(strict=True)]}):
+    extra: dict[str, Any] = {} if thinks else PLAIN
+    json_object: dict[str, Any] = {"response_format": {"type": "json_object"}}
+    for body in (json_object, {"tools": [tool(strict=True)]}):
         found = constraint(**body, **extra)
         assert found is not None and found.after_reasoning is thinks
 
 
 def test_definitions_of_a_strict_schema_are_kept() -> None:
-    deep = {
+    deep: dict[str, Any] = {
         "type": "object",
         "properties": {"a": {"$ref": "#/$defs/x"}},
         "required": ["a"],
@@ -103,7 +105,8 @@ def test_one_call_at_most() -> None:
 @pytest.mark.parametrize("thinks", [True, False])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "g"}}])
 def test_a_forced_choice(choice: Any, thinks: bool) -> None:
-    found = grammar(tools=[tool("f"), tool("g")], tool_choice=choice, **({} if thinks else PLAIN))
+    extra: dict[str, Any] = {} if thinks else PLAIN
+    found = grammar(tools=[tool("f"), tool("g")], tool_choice=choice, **extra)
     assert found["type"] == "sequence"
     *opening, block, closing = found["elements"]
     # without reasoning the recipe's prompt has opened the block already
