@@ -88,7 +88,7 @@ class PromptTokenizer:
         file = file / "tokenizer.json" if file.is_dir() else file
         try:
             return cls(file.read_text(encoding="utf-8"), **options)
-        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise TokenizerError(f"{file} is not a readable tokenizer.json ({error!r}).") from error
 
     @property
