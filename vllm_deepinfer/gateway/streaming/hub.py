@@ -10,6 +10,7 @@ from typing import Protocol
 
 from vllm_deepinfer.engine import Engine, TokenDelta
 from vllm_deepinfer.gateway.metrics import GatewayMetrics
+from vllm_deepinfer.gateway.streaming.sse import SlowReader
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,9 @@ class StepHub:
                 continue
             try:
                 done = receiver.deliver(delta, now)
+            except SlowReader as error:  # the client's doing
+                done = True
+                receiver.broken(error)
             except Exception as error:
                 done = True
                 logger.error("stream failed", extra={"request": delta.request_id}, exc_info=error)
