@@ -14,12 +14,14 @@ from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.images import ImagePolicy, is_public
 
 PRIVATE = """
-0.0.0.0 10.0.0.1 100.64.0.1 127.0.0.1 127.255.255.254 169.254.169.254 172.16.0.1 172.31.255.255 192.0.0.1 192.0.2.1
-192.168.0.1 198.18.0.1 198.51.100.1 203.0.113.1 224.0.0.1 240.0.0.1 255.255.255.255
-:: ::1 fe80::1 fe80::1%eth0 fc00::1 fd12:3456::1 ff02::1 2001:db8::1 ::ffff:10.0.0.1 ::ffff:169.254.169.254 ::7f00:1
-64:ff9b::a00:1 64:ff9b::7f00:1 2002:a00:1:: 2002:7f00:1:: 2001:0:0:0:0:0:f5ff:fffe
+0.0.0.0 10.0.0.1 100.64.0.1 127.0.0.1 127.255.255.254 169.254.169.254 172.16.0.1 172.31.255.255 192.0.0.1
+192.0.2.1 192.168.0.1 198.18.0.1 198.51.100.1 203.0.113.1 224.0.0.1 240.0.0.1 255.255.255.255
+:: ::1 fe80::1 fe80::1%eth0 fc00::1 fd12:3456::1 ff02::1 2001:db8::1 ::ffff:10.0.0.1 ::ffff:169.254.169.254
+::7f00:1 64:ff9b::a00:1 64:ff9b::7f00:1 2002:a00:1:: 2002:7f00:1:: 2001:0:0:0:0:0:f5ff:fffe
 """
-PUBLIC = "1.1.1.1 8.8.8.8 93.184.216.34 172.32.0.1 2606:4700:4700::1111 ::ffff:8.8.8.8 64:ff9b::808:808 2002:808:808::"
+PUBLIC = """
+1.1.1.1 8.8.8.8 93.184.216.34 172.32.0.1 2606:4700:4700::1111 ::ffff:8.8.8.8 64:ff9b::808:808 2002:808:808::
+"""
 
 
 @pytest.mark.parametrize("address", PRIVATE.split())
@@ -95,7 +97,8 @@ class Site(http.server.BaseHTTPRequestHandler):
         type(self).hits.append(self.path)
         if self.path == "/away":
             self.send_response(302)
-            self.send_header("location", f"http://localhost:{self.server.server_address[1]}/secret")
+            host = self.headers["host"].replace("127.0.0.1", "localhost")
+            self.send_header("location", f"http://{host}/secret")
             self.end_headers()
             return
         body = b"x" * 5000 if self.path == "/big" else b"png"
@@ -152,5 +155,5 @@ def test_an_image_that_is_too_large_is_not_kept(site: tuple[str, list[str]]) -> 
 
 
 def test_a_host_that_is_not_there(site: tuple[str, list[str]]) -> None:
-    with pytest.raises(ApiError, match="cannot be fetched|not public"):
+    with pytest.raises(ApiError, match=r"cannot be fetched|not public"):
         ImagePolicy().fetch("http://no-such-host.invalid/a.png", "x")
