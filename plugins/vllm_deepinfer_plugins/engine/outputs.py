@@ -25,7 +25,6 @@ class StepOutputProcessor(OutputProcessor):
 
     Attributes:
         deliveries: counts sinks that raised.
-        steps: engine steps that brought something for us.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class StepOutputProcessor(OutputProcessor):
             admission_stats=stock.admission_stats,
         )
         self.deliveries = Deliveries()
-        self.steps = 0
         self._vllm_stats = vllm_stats
         self._on_step, self._on_end, self._on_death = on_step, on_end, on_death
         self._expected: dict[str, Entry] = {}
@@ -109,14 +107,13 @@ class StepOutputProcessor(OutputProcessor):
         super().update_scheduler_stats(scheduler_stats)
         if self._step:
             step, self._step = self._step, []
-            self.steps += 1
             self._on_step()
             self.deliveries.send(step)
 
     def propagate_error(self, e: Exception) -> None:
         """The output handler has failed: vLLM is dead for us."""
-        super().propagate_error(e)
         self._on_death(f"vLLM's engine died: {e}")
+        super().propagate_error(e)
 
     def _end(self, entry: Entry, state: RequestState, output: EngineCoreOutput, iteration_stats: Any) -> None:
         del self._entries[output.request_id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -62,6 +62,8 @@ class VllmEngine:
         self._state, self._detail = HealthState.STARTING, "not started"
         self._info = EngineInfo(model=args.model, max_model_len=0)  # all that is known before `start`
         self._alive: dict[str, Entry] = {}
+        self._recorder = LoadRecorder(None, forward=False)
+        self._steps = 0
         self._progress_at = 0.0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -72,18 +74,26 @@ class VllmEngine:
         return self._info
 
     async def start(self) -> None:
-        """Start vLLM; takes seconds to minutes, in a thread. Raises: EngineDead with vLLM's reason."""
+        """Start vLLM; takes seconds to minutes, in a thread.
+
+        Raises: EngineDead with vLLM's reason. `close` is due also after a start that failed or was cancelled.
+        """
         if self._state is HealthState.DEAD:
             raise EngineDead(self._detail)
         if self._state is not HealthState.STARTING:
             return
         try:
             # in a thread, where no loop runs, AsyncLLM does not start its output handler: it must be ours
-            self._llm = await asyncio.to_thread(self._make_llm)
+            await asyncio.to_thread(self._make_llm)
             await self._llm.get_supported_tasks()
+        except asyncio.CancelledError:
+            self._die("the engine was closed while it started.")  # its thread sees that, or `close` does
+            raise
         except Exception as error:
-            self._state, self._detail = HealthState.DEAD, f"vLLM could not start: {error}"
+            self._die(f"vLLM could not start: {error}")
             raise EngineDead(self._detail) from error
+        if self.health().state is HealthState.DEAD:  # closed meanwhile
+            raise EngineDead(self._detail)
         self._info = info_of(self._llm)
         self._state, self._detail = HealthState.READY, ""
 
@@ -153,8 +163,7 @@ class VllmEngine:
             elif idle > self._wedge_after_s:
                 state = HealthState.WEDGED
                 detail = f"no step has ended for {idle:.1f} s with {len(self._alive)} requests."
-        steps = self._processor.steps if state is not HealthState.STARTING else 0
-        return Health(state=state, detail=detail, steps=steps, idle_s=idle)
+        return Health(state=state, detail=detail, steps=self._steps, idle_s=idle)
 
     async def drain(self) -> None:
         if self._state is HealthState.READY:
@@ -171,20 +180,22 @@ class VllmEngine:
                 llm.output_handler.cancel()  # before the core goes: it would log the core's end as a failure
             await asyncio.to_thread(llm.shutdown)
 
-    def _make_llm(self) -> AsyncLLM:
+    def _make_llm(self) -> None:
         self._args.disable_log_stats = not self._vllm_metrics
         llm = AsyncLLM.from_engine_args(self._args, stat_loggers=None if self._vllm_metrics else [NoMetrics])
         self._recorder = LoadRecorder(llm.logger_manager, forward=self._vllm_metrics)
         self._processor = StepOutputProcessor(
             llm.output_processor,
             vllm_stats=self._vllm_metrics,
-            on_step=self._progressed,
+            on_step=self._stepped,
             on_end=self._ended,
             on_death=self._die,
         )
         llm.output_processor = self._processor
         llm.logger_manager = self._recorder
-        return llm
+        self._llm = llm
+        if self._state is HealthState.DEAD:  # closed while it started
+            llm.shutdown()
 
     def _check_open(self) -> None:
         if self._state is HealthState.DEAD:
@@ -198,12 +209,13 @@ class VllmEngine:
 
     def _accept(self, entry: Entry) -> None:
         if not self._alive:
-            self._progressed()
+            self._progress_at = self._clock.now()
             self._empty.clear()
         self._alive[entry.request.request_id] = entry
         self._processor.expect(entry)
 
-    def _progressed(self) -> None:
+    def _stepped(self) -> None:
+        self._steps += 1
         self._progress_at = self._clock.now()
 
     def _ended(self, entry: Entry) -> None:
@@ -218,13 +230,18 @@ class VllmEngine:
             self._processor.forget(entry)
             self._ended(entry)
         ids = [entry.internal_id for entry in entries if entry.internal_id is not None]
-        return self._spawn(self._llm.abort(ids, internal=True)) if ids else None
-
-    def _spawn(self, work: Awaitable[None]) -> asyncio.Future[None]:
-        task = asyncio.ensure_future(work)
+        if not ids:
+            return None
+        task = asyncio.ensure_future(self._abort_in_vllm(ids))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def _abort_in_vllm(self, internal_ids: list[str]) -> None:
+        try:
+            await self._llm.abort(internal_ids, internal=True)
+        except Exception as error:  # its requests have ended for our callers all the same
+            logger.warning("vLLM could not abort %d requests: %s", len(internal_ids), error)
 
     def _die(self, reason: str) -> None:
         if self._state is HealthState.DEAD:
