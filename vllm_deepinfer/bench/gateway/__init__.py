@@ -1,1 +1,17 @@
 """`vllm-deepinfer bench gateway`: what the front door costs, beside the best alternative, in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def run(quick: bool, json: Path | None) -> int:
+    """Measure, print the table, write the report to `json` if given. Returns 0."""
+    from rich.console import Console
+
+    from vllm_deepinfer.bench.gateway.report import report
+
+    console = Console(stderr=True)
+    result = report(quick, lambda text: console.print(f"[dim]measuring: {text}[/dim]"))
+    result.finish(json)
+    return 0

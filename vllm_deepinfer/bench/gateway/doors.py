@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -106,9 +106,11 @@ class Workshop:
             yield Door(ROUTER, port, child, upstream)
 
     @contextmanager
-    def load(self, door: Door, streams: int, tokens: int, log: str, spread_s: float = 1.0) -> Iterator[Child]:
-        """Streams against a door."""
-        arguments = (str(door.port), str(streams), str(tokens), str(spread_s))
+    def load(
+        self, door: Door, streams: int, tokens: int, log: str, spread_s: float, answers: int = 1 << 30
+    ) -> Iterator[Child]:
+        """Streams against a door, each for so many answers."""
+        arguments = (str(door.port), str(streams), str(tokens), str(spread_s), str(answers))
         with self.python("load", *arguments, core=self.cores.rest, log=log) as child:
             child.ready()
             yield child
@@ -140,13 +142,15 @@ class Workshop:
 
 
 def _events(*loads: Child) -> int:
-    total = 0
-    for load in loads:
-        sample = json.loads(load.ask("sample"))
-        if sample["errors"]:
-            raise RuntimeError(f"the load saw errors: {sample['errors']}")
-        total += sample["events"]
-    return total
+    return sum(read_sample(load)["events"] for load in loads)
+
+
+def read_sample(load: Child) -> dict[str, int]:
+    """Totals of a load. Raises: RuntimeError if it saw errors."""
+    sample: dict[str, Any] = json.loads(load.ask("sample"))
+    if sample.pop("errors"):
+        raise RuntimeError(f"the load saw errors: {load.ask('errors')}")
+    return sample
 
 
 def _sample(
@@ -171,11 +175,6 @@ def quantile(values: list[float], q: float) -> float:
     return values[min(len(values) - 1, int(q * len(values)))]
 
 
-def median_of(samples: list[Sample], q: float) -> list[float]:
-    """Quantile `q` of the added time of every sample."""
-    return [quantile(sample.added_ms, q) for sample in samples]
-
-
 def find_router() -> str:
     """Path of the router's command. Raises: FileNotFoundError with what to do."""
     beside = Path(sys.executable).with_name(ROUTER)
@@ -183,6 +182,3 @@ def find_router() -> str:
     if found is None:
         raise FileNotFoundError(f"{ROUTER} is not installed; pip install {ROUTER}=={ROUTER_VERSION}")
     return found
-
-
-__all__ = ["Cores", "Door", "Sample", "Workshop", "find_router", "median_of", "quantile", "statistics"]

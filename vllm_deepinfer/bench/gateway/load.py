@@ -1,9 +1,9 @@
-"""Streaming load, a process of its own: `python -m … PORT STREAMS TOKENS`.
+"""Streaming load, a process of its own: `python -m … PORT STREAMS TOKENS SPREAD_S ANSWERS`.
 
-Every stream asks for an answer, reads it to its end, and asks again on the same connection. A read costs a
-few microseconds, so that the load's core is not the bottleneck. Commands on stdin: `sample` prints the events
-and answers read so far, `first` the (id, sent, first event) of the answers begun since the last time, in
-monotonic seconds, `stop` lets the running answers end and prints what `sample` does.
+Every stream asks for an answer, reads it to its end, and asks again on the same connection, ANSWERS times. A
+read costs a few microseconds, so that the load's core is not the bottleneck. Commands on stdin: `sample`
+prints the events and answers read so far, `first` the (id, sent, first event) of the answers begun since the
+last time, in monotonic seconds, `stop` lets the running answers end and prints what `sample` does.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import cast
 from vllm_deepinfer.bench.gateway.lines import serve_lines
 
 END = b"0\r\n\r\n"
+RETRY_S = 2.0  # after 429
 
 
 def request(port: int, tokens: int) -> bytes:
@@ -41,8 +42,9 @@ def request(port: int, tokens: int) -> bytes:
 class Load:
     """All streams and what they have seen."""
 
-    def __init__(self, port: int, tokens: int) -> None:
+    def __init__(self, port: int, tokens: int, answers: int) -> None:
         self.port = port
+        self.most = answers
         self.request = request(port, tokens)
         self.events = 0
         self.answers = 0
@@ -65,9 +67,13 @@ class Load:
                 "events": self.events,
                 "answers": self.answers,
                 "refused": self.refused,
-                "errors": self.errors[:3],
+                "errors": len(self.errors),
             }
         )
+
+    def first_errors(self) -> str:
+        """Some of the errors, as JSON."""
+        return json.dumps(self.errors[:3])
 
     def take_first(self) -> str:
         """See module."""
@@ -88,13 +94,14 @@ class Stream(asyncio.Protocol):
         self._sent = 0.0
         self._waiting = True
         self._tail = b""
+        self._left = load.most
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
         self._ask()
 
     def _ask(self) -> None:
-        if self._load.stopping or self._transport.is_closing():
+        if self._load.stopping or self._transport.is_closing() or not self._left:
             return
         self._waiting = True
         self._sent = time.monotonic()
@@ -110,6 +117,7 @@ class Stream(asyncio.Protocol):
         if tail.endswith(END):
             self._tail = b""
             load.answers += 1
+            self._left -= 1
             self._ask()
 
     def _begin(self, data: bytes) -> bool:
@@ -128,7 +136,7 @@ class Stream(asyncio.Protocol):
     def _refused(self, data: bytes) -> None:
         if data.startswith(b"HTTP/1.1 429"):
             self._load.refused += 1
-            asyncio.get_running_loop().call_later(0.5, self._ask)
+            asyncio.get_running_loop().call_later(RETRY_S, self._ask)
         else:
             self._load.errors.append(data[:300].decode(errors="replace"))
 
@@ -137,15 +145,17 @@ class Stream(asyncio.Protocol):
             self._load.errors.append(f"connection lost: {error}")
 
 
-async def main(port: int, streams: int, tokens: int, spread_s: float) -> None:
+async def main(port: int, streams: int, tokens: int, spread_s: float, answers: int) -> None:
     """Serve commands until stdin ends."""
-    load = Load(port, tokens)
+    load = Load(port, tokens, answers)
     opening = asyncio.create_task(load.open(streams, spread_s))
-    await serve_lines({"sample": load.sample, "first": load.take_first, "stop": load.stop})
+    commands = {"sample": load.sample, "errors": load.first_errors, "first": load.take_first}
+    await serve_lines(commands | {"stop": load.stop})
     opening.cancel()
 
 
 if __name__ == "__main__":
     import uvloop
 
-    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+    port, streams, tokens, spread_s, answers = sys.argv[1:]
+    uvloop.run(main(int(port), int(streams), int(tokens), float(spread_s), int(answers)))

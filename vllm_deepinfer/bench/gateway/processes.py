@@ -18,10 +18,10 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Child:
-    """A process on one core. Use as a context manager: leaving it ends the process."""
+    """A process, on one core unless that is None. Use as a context manager: leaving it ends the process."""
 
     def __init__(
-        self, command: Sequence[str], core: int, log: Path, env: dict[str, str] | None = None
+        self, command: Sequence[str], core: int | None, log: Path, env: dict[str, str] | None = None
     ) -> None:
         self._log = log
         with log.open("wb") as output:
@@ -31,7 +31,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 env={**os.environ, **(env or {})},
-                preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+                preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
                 start_new_session=True,
             )
 
