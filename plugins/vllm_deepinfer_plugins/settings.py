@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, StrictBool, ValidationError
 
+from vllm_deepinfer.errors import UserError
 
-class SettingsError(ValueError):
+
+class SettingsError(UserError):
     """A key or value under ``deepinfer`` in additional_config that nobody can act on."""
 
 

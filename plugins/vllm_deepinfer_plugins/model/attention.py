@@ -99,6 +99,11 @@ def sink_attention(
     Returns:
         [tokens, heads, head_dim] in the query's dtype.
     """
+    if _can_flash(query):
+        rows = query.unsqueeze(1)
+        mask = seen.view(len(seen), 1, 1, -1).expand(-1, -1, query.shape[1], -1)
+        attended, sums = _flash(rows, keys.to(query.dtype).unsqueeze(1), mask)
+        return _with_sink(attended[:, 0], sums[:, 0], sink)
     keys = keys.float()
     logits = torch.bmm(query.float(), keys.transpose(1, 2)) * query.shape[-1] ** -0.5
     logits = logits.masked_fill(~seen.unsqueeze(1), -torch.inf)
@@ -118,6 +123,13 @@ def dense_attention(
         seen: [tokens, slots] bool.
         sink: [heads], float32.
     """
+    if _can_flash(query):
+        rows, shared = (
+            query.transpose(0, 1).unsqueeze(0),
+            keys.to(query.dtype).expand(1, query.shape[1], -1, -1),
+        )
+        attended, sums = _flash(rows, shared, seen.expand(1, 1, -1, -1))
+        return _with_sink(attended[0].transpose(0, 1), sums[0].T, sink)
     # The sink is one more key, all zero, whose logit is the sink itself.
     keys = torch.cat((keys, keys.new_zeros(1, keys.shape[1]))).float()
     logits = torch.einsum("shd,td->hst", query.float(), keys) * query.shape[-1] ** -0.5
@@ -125,3 +137,30 @@ def dense_attention(
     columns = sink.view(-1, 1, 1).expand(-1, len(query), 1)
     bias = torch.cat((hidden.expand(len(sink), -1, -1), columns), dim=-1)
     return torch.einsum("hst,td->shd", (logits + bias).softmax(dim=-1), keys).to(query.dtype)
+
+
+def _can_flash(query: torch.Tensor) -> bool:
+    return query.dtype == torch.bfloat16 and query.device.type == "cpu" and not torch.is_grad_enabled()
+
+
+def _flash(query: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """PyTorch's blocked CPU attention, whose scores stay in float32; keys are values, without the sink.
+
+    Args:
+        query: [batch, heads, rows, head_dim].
+        keys: [batch, heads, slots, head_dim].
+        seen: [batch, 1 or heads, rows, slots] bool.
+
+    Returns:
+        [batch, heads, rows, head_dim] and the log of the sums of exponentials, [batch, heads, rows] float32.
+    """
+    mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, -torch.inf)
+    attended, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, keys, 0.0, False, attn_mask=mask, scale=query.shape[-1] ** -0.5
+    )
+    return attended, sums
+
+
+def _with_sink(attended: torch.Tensor, sums: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """Put the sink into the denominator afterwards: a factor e^sum / (e^sum + e^sink) per row and head."""
+    return (attended * torch.sigmoid(sums - sink).unsqueeze(-1)).to(attended.dtype)

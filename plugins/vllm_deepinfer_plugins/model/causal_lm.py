@@ -18,6 +18,7 @@ from vllm_deepinfer.checkpoint.engram import EngramHash
 
 from ..settings import Settings
 from .backbone import Backbone
+from .packing import can_pack, pack
 from .paged import PagedSequence, Stores
 from .quant import CACHE_DTYPE
 from .sequence import Store
@@ -47,6 +48,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         self.stores = _make_stores(vllm_config, f"{prefix}." if prefix else "")
         # Modules, so that vLLM and a caller that lists modules see the stores.
         self._paged = nn.ModuleList([*self.stores.tokens.values(), *self.stores.entries.values()])
+        self._ready = False
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token embeddings [tokens, hidden]."""
@@ -65,6 +67,8 @@ class DeepseekV41ForCausalLM(nn.Module):
             raise ValueError(
                 "this DeepSeek-V4.1 class is text only: send token ids, not embeddings or images"
             )
+        if not self._ready:
+            self._prepare(input_ids.device)
         metadata = get_forward_context().attn_metadata
         if metadata is None:
             return self._profile(input_ids)
@@ -73,6 +77,12 @@ class DeepseekV41ForCausalLM(nn.Module):
         sequence = PagedSequence(self.config, positions[:tokens].long(), self.tiles, self.stores, ours)
         hidden: torch.Tensor = self.backbone(input_ids[:tokens], sequence)
         return hidden if tokens == len(input_ids) else _pad(hidden, len(input_ids))
+
+    def _prepare(self, device: torch.device) -> None:
+        """Pack the weights, once all are there: real ones and vLLM's dummy ones come in different ways."""
+        self._ready = True
+        if self.tiles.rows is None and can_pack(self.dtype, device):
+            pack(self.backbone)
 
     def _profile(self, input_ids: torch.Tensor) -> torch.Tensor:
         """A run without caches: the plain form over the first rows, zeros behind them."""

@@ -49,4 +49,6 @@ def index_scores(queries: torch.Tensor, weights: torch.Tensor, keys: torch.Tenso
         products = (queries.flatten(0, 1) @ keys.T).unflatten(0, queries.shape[:2])
     else:
         products = torch.bmm(queries, keys.transpose(1, 2))
-    return (products.relu() * weights.unsqueeze(-1)).sum(dim=1)
+    if torch.is_grad_enabled():
+        return (products.relu() * weights.unsqueeze(-1)).sum(dim=1)
+    return products.relu_().mul_(weights.unsqueeze(-1)).sum(dim=1)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""Rows [n, inputs] to [n, outputs] with a weight that some library has packed for itself."""
 
 
 class RMSNorm(nn.Module):
@@ -20,19 +26,28 @@ class RMSNorm(nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[..., size] in and out, same dtype."""
+        if values.dtype == torch.bfloat16 and not torch.is_grad_enabled():
+            return F.rms_norm(values, self.weight.shape, self.weight, self.eps)  # the same in one kernel
         wide = values.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (self.weight.float() * wide).to(values.dtype)
 
 
 class Linear(nn.Linear):
-    """A bias-free projection; a float32 weight computes in float32 whatever comes in."""
+    """A bias-free projection; a float32 weight computes in float32 whatever comes in.
+
+    ``packed`` takes the product over once a library has packed the weight (see `packing`).
+    """
+
+    packed: Product | None = None
 
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype) -> None:
         super().__init__(inputs, outputs, bias=False, dtype=dtype)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[..., inputs] to [..., outputs] in the weight's dtype."""
+        if self.packed is not None:
+            return self.packed(values)
         return F.linear(values.to(self.weight.dtype), self.weight)
 
 

@@ -70,11 +70,22 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
 
 def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     """One sub-layer input [tokens, hidden] from streams [tokens, n, hidden] and the preceding ``pre`` [tokens, n]."""
+    if streams.dtype == torch.bfloat16:
+        return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
     return (pre.unsqueeze(-1) * streams.float()).sum(1).to(streams.dtype)
 
 
-def expand(output: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
-    """The next streams [tokens, n, hidden] from a sub-layer's output [tokens, hidden] and the streams before it."""
+def expand(
+    output: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
+) -> torch.Tensor:
+    """The next streams [tokens, n, hidden] from a sub-layer's output [tokens, hidden] and the streams before it.
+
+    In bfloat16 the sums run as one small product per token, a sixth of the memory traffic; float32 keeps the
+    reference's order of additions.
+    """
+    if output.dtype == torch.bfloat16:
+        factors = torch.cat((comb.transpose(1, 2), post.unsqueeze(-1)), dim=-1)
+        return torch.bmm(factors, torch.cat((streams, output.unsqueeze(1)), dim=1).float()).to(output.dtype)
     added = post.unsqueeze(-1) * output.unsqueeze(1)
     mixed = (comb.unsqueeze(-1) * streams.unsqueeze(2)).sum(1)
     return (added + mixed).to(output.dtype)

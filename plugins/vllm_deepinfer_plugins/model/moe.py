@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from vllm_deepinfer.checkpoint.config import TextConfig
 
-from .layers import Linear
+from .layers import Linear, Product
 from .tiles import RowTiles
 
 
@@ -22,7 +20,11 @@ class Router(nn.Module):
 
     def __init__(self, config: TextConfig, experts: int, chosen: int) -> None:
         super().__init__()
-        self.chosen, self.scale, self.renormalise = chosen, config.routed_scaling_factor, config.norm_topk_prob
+        self.chosen, self.scale, self.renormalise = (
+            chosen,
+            config.routed_scaling_factor,
+            config.norm_topk_prob,
+        )
         self.weight = nn.Parameter(torch.empty(experts, config.hidden_size, dtype=torch.float32))
         nn.init.normal_(self.weight, std=config.hidden_size**-0.5)
         # No gradient reaches a selection bias; training moves it by load (noaux_tc).
@@ -48,7 +50,9 @@ class Router(nn.Module):
         return experts, weights * self.scale
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float, weight: torch.Tensor | None = None) -> torch.Tensor:
+def swiglu(
+    gate: torch.Tensor, up: torch.Tensor, limit: float, weight: torch.Tensor | None = None
+) -> torch.Tensor:
     """SiLU(gate) × up × weight in float32, the gate clamped from above and the other factor on both sides.
 
     Args:
@@ -81,18 +85,25 @@ class SharedExpert(nn.Module):
 
 
 class RoutedExperts(nn.Module):
-    """The experts' weights, stacked: ``gate_up`` [experts, 2 × width, hidden], ``down`` [experts, hidden, width]."""
+    """The experts' weights, stacked: ``gate_up`` [experts, 2 × width, hidden], ``down`` [experts, hidden, width].
+
+    ``packed`` holds a pair of products per expert once a library has packed the weights (see `packing`).
+    """
+
+    packed: list[tuple[Product, Product]] | None = None
 
     def __init__(self, config: TextConfig, experts: int, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, width = config.hidden_size, config.moe_intermediate_size
-        self.width, self.limit = width, config.swiglu_limit
+        self.experts, self.width, self.limit = experts, width, config.swiglu_limit
         self.gate_up = nn.Parameter(torch.empty(experts, 2 * width, hidden, dtype=dtype))
         self.down = nn.Parameter(torch.empty(experts, hidden, width, dtype=dtype))
         nn.init.normal_(self.gate_up, std=hidden**-0.5)
         nn.init.normal_(self.down, std=width**-0.5)
 
-    def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, tiles: RowTiles) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, tiles: RowTiles
+    ) -> torch.Tensor:
         """Each token through its experts, weighted and added up in float32 in the order of the experts.
 
         Args:
@@ -103,24 +114,32 @@ class RoutedExperts(nn.Module):
         Returns:
             [tokens, hidden].
         """
-        chosen = experts.shape[1]
         order = experts.flatten().argsort(stable=True)
-        counts = torch.bincount(experts.flatten(), minlength=len(self.down)).tolist()
-        source = order // chosen
-        rows, scale = x[source], weights.flatten()[order].unsqueeze(-1)
+        counts = torch.bincount(experts.flatten(), minlength=self.experts).tolist()
+        source = order // experts.shape[1]
+        both = self._each(0, x[source], counts, tiles)
+        hidden = tiles(self._activate, both, weights.flatten()[order].unsqueeze(-1))
+        routed = self._each(1, hidden, counts, tiles)
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        return total.index_add(0, source, routed.float()).to(x.dtype)
+
+    def _activate(self, both: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return swiglu(both[:, : self.width], both[:, self.width :], self.limit, weight)
+
+    def _each(self, which: int, rows: torch.Tensor, counts: list[int], tiles: RowTiles) -> torch.Tensor:
+        """Each expert's product over its part of the rows, which lie in the order of the experts."""
         outputs, start = [], 0
         for expert, count in enumerate(counts):
             if count:
-                part = slice(start, start + count)
-                outputs.append(tiles(partial(self._one, expert), rows[part], scale[part]))
+                outputs.append(tiles(self._product(expert, which), rows[start : start + count]))
                 start += count
-        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        return total.index_add(0, source, torch.cat(outputs).float()).to(x.dtype)
+        return torch.cat(outputs)
 
-    def _one(self, expert: int, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        both = F.linear(x, self.gate_up[expert])
-        hidden = swiglu(both[:, : self.width], both[:, self.width :], self.limit, scale)
-        return F.linear(hidden, self.down[expert])
+    def _product(self, expert: int, which: int) -> Product:
+        if self.packed is not None:
+            return self.packed[expert][which]
+        weight = self.down[expert] if which else self.gate_up[expert]
+        return lambda rows: F.linear(rows, weight)
 
 
 class MoE(nn.Module):

@@ -88,7 +88,9 @@ class PagedSequence(Sequence):
         self.spans = _spans(any_metadata)
         counts = torch.tensor([span.count for span in self.spans])
         self.request = torch.repeat_interleave(torch.tensor([span.request for span in self.spans]), counts)
-        self.candidates = Candidates(config.candidate_topk_blocks, config.candidate_block_size, self.invariant)
+        self.candidates = Candidates(
+            config.candidate_topk_blocks, config.candidate_block_size, self.invariant
+        )
         self._indices: dict[tuple[int, int, int], torch.Tensor] = {}
         self._selected = positions.new_empty(0, 0)
         self._entry_rows: dict[int, torch.Tensor] = {}
@@ -178,9 +180,7 @@ class PagedSequence(Sequence):
             self._blocks = blocks
         return chosen
 
-    def _scores(
-        self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor, visible: torch.Tensor
-    ):  # type: ignore[no-untyped-def]
+    def _scores(self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor, visible: torch.Tensor):  # type: ignore[no-untyped-def]
         """Pairs of step rows and their scores [rows, width], in pieces that bound memory."""
         if self.invariant:
             yield from self._tiled_scores(plan, queries, weights, visible)
@@ -213,7 +213,9 @@ class PagedSequence(Sequence):
             rows = slice(start, min(start + self.tiles.rows, len(queries)))
             parts = []
             for first in range(0, max(int(visible[rows].max()), 1), KEY_TILE):
-                positions = torch.arange(first, first + KEY_TILE, device=queries.device).expand(rows.stop - start, -1)
+                positions = torch.arange(first, first + KEY_TILE, device=queries.device).expand(
+                    rows.stop - start, -1
+                )
                 positions = torch.where(positions < visible[rows].unsqueeze(-1), positions * plan.ratio, -1)
                 keys = _gather(place, self._rows_at(place, self.request[rows], positions))[..., size:]
                 parts.append(self.tiles(index_scores, queries[rows], weights[rows], keys).float())
@@ -254,9 +256,13 @@ class PagedSequence(Sequence):
             keys, seen = _gather(place, window[part]), near[part]
             if chosen is not None:
                 assert plan.kv_source is not None
-                entries = _gather(self.stores.entries[plan.kv_source], chosen[part])[..., : self.config.head_dim]
+                entries = _gather(self.stores.entries[plan.kv_source], chosen[part])[
+                    ..., : self.config.head_dim
+                ]
                 keys, seen = torch.cat((keys, entries), dim=1), torch.cat((seen, chosen[part] > 0), dim=1)
-            outputs.append(self.tiles(lambda q, k, s: sink_attention(q, k, s, sink), queries[part], keys, seen))
+            outputs.append(
+                self.tiles(lambda q, k, s: sink_attention(q, k, s, sink), queries[part], keys, seen)
+            )
         return torch.cat(outputs)
 
     def _chosen_rows(self, plan: LayerPlan) -> torch.Tensor:
@@ -281,15 +287,18 @@ class PagedSequence(Sequence):
         outputs = []
         for start in range(0, span.count, step):
             stop = min(start + step, span.count)
-            positions = torch.arange(max(span.begin + start - reach, 0), span.begin + stop, device=queries.device)
+            positions = torch.arange(
+                max(span.begin + start - reach, 0), span.begin + stop, device=queries.device
+            )
             request = torch.tensor([span.request], device=queries.device)
             keys = place.rows[self._rows_at(place, request, positions.unsqueeze(0))[0]]
             back = (torch.arange(start, stop, device=queries.device) + span.begin).unsqueeze(-1) - positions
             seen = (back >= 0) & (back <= reach)
             if len(entries):
                 chosen = self._selected[span.start + start : span.start + stop]
-                keys = torch.cat((keys, entries))
-                seen = torch.cat((seen, selection_mask(chosen, len(entries))), dim=1)
+                width = (span.begin + stop) // plan.ratio
+                keys = torch.cat((keys, entries[:width]))
+                seen = torch.cat((seen, selection_mask(chosen, width)), dim=1)
             outputs.append(dense_attention(queries[start:stop], keys.to(queries.dtype), seen, sink))
         return torch.cat(outputs)
 

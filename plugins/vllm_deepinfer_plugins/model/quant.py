@@ -19,8 +19,6 @@ CACHE_DTYPE = torch.bfloat16
 
 _E4M3_MAX = 448.0
 _E2M1_MAX = 6.0
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_E2M1_MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
 def quantize_cache(values: torch.Tensor, fmt: CacheFormat) -> torch.Tensor:
@@ -74,11 +72,10 @@ def _power_of_two_at_least(values: torch.Tensor) -> torch.Tensor:
 
 
 def _round_e2m1(values: torch.Tensor) -> torch.Tensor:
-    """Round to the nearest of E2M1's sixteen values; a tie goes to the even code."""
+    """Round to the nearest of E2M1's sixteen values; a tie goes to the even code.
+
+    Its steps are 0.5 below 2, 1 below 4 and 2 up to 6, and within each the even multiples have the even codes.
+    """
     magnitude = values.abs().clamp_max(_E2M1_MAX)
-    midpoints = magnitude.new_tensor(_E2M1_MIDPOINTS)
-    # right=False counts the midpoints strictly below, so a tie lands on the lower code; odd ones move up.
-    code = torch.bucketize(magnitude, midpoints)
-    tied = magnitude == midpoints[code.clamp_max(len(_E2M1_MIDPOINTS) - 1)]
-    code = code + (tied & (code % 2 == 1))
-    return torch.copysign(magnitude.new_tensor(_E2M1)[code], values)
+    step = 0.5 + 0.5 * (magnitude >= 2) + (magnitude >= 4)
+    return torch.copysign((magnitude / step).round() * step, values)
