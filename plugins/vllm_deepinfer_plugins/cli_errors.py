@@ -1,7 +1,7 @@
 """A user's mistake on vLLM's command line, in one sentence.
 
-Stock ``vllm serve`` shows every refusal as a stack trace of some forty lines. The general plugin puts an excepthook
-into that process, and into no other: what it does not know goes to the hook that was there before.
+Stock ``vllm serve`` shows every refusal as a stack trace of some forty lines. The general plugin puts an
+excepthook into that process, and into no other: what it does not know goes to the hook that was there before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def install() -> None:
             before(kind, error, trace)
             return
         print(f"vllm: error: {sentence}", file=sys.stderr, flush=True)
-        # An excepthook cannot change the exit code otherwise; no engine runs yet that would want to be closed.
+        # An excepthook cannot change the exit code otherwise, and no engine runs yet that must be closed.
         os._exit(EXIT_CODE)
 
     hook.deepinfer = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""CSA2 attention: a sliding window of the layer's own keys beside selected entries of a shared compressed cache.
+"""CSA2 attention: a window of the layer's own keys beside selected entries of a shared compressed cache.
 
 The module holds the projections, row by row. Where keys lie and which are seen is the sequence's part
 (`sequence.Sequence`), so that the whole-sequence form and the paged form run the same code here.
@@ -70,8 +70,8 @@ class Attention(nn.Module):
         """The compressed entry that ends at each token: [tokens, head_dim + index_head_dim].
 
         Args:
-            group: [tokens, ratio, channels], the ``raw`` rows of each token's group, itself last. Rows whose group
-                is not complete give an entry that nobody may read.
+            group: [tokens, ratio, channels], the ``raw`` rows of each token's group, itself last. Rows whose
+                group is not complete give an entry that nobody may read.
             rotations: [tokens, pairs] at the group's first position.
         """
         assert self.compressor is not None and self.indexer is not None

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-
 Product = Callable[[torch.Tensor], torch.Tensor]
 """Rows [n, inputs] to [n, outputs] with a weight that some library has packed for itself."""
 

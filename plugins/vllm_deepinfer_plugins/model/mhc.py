@@ -1,8 +1,8 @@
 """Single-pass manifold-constrained hyper-connections (mHC): four residual streams between sub-layers.
 
-A sub-layer's mix is computed from the streams that enter it, but its ``pre`` part collapses the input of the *next*
-sub-layer (technical report, section 2.4.1). The first sub-layer takes stream 0, the last ``pre`` collapses the
-output. There is no learned mix at the head.
+A sub-layer's mix is computed from the streams that enter it, but its ``pre`` part collapses the input of the
+*next* sub-layer (technical report, section 2.4.1). The first sub-layer takes stream 0, the last ``pre``
+collapses the output. There is no learned mix at the head.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
 
 
 def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
-    """One sub-layer input [tokens, hidden] from streams [tokens, n, hidden] and the preceding ``pre`` [tokens, n]."""
+    """A sub-layer's input [tokens, hidden] from streams [tokens, n, hidden] and the last ``pre`` [tokens, n]."""
     if streams.dtype == torch.bfloat16:
         return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
     return (pre.unsqueeze(-1) * streams.float()).sum(1).to(streams.dtype)
@@ -78,7 +78,7 @@ def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
 def expand(
     output: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
 ) -> torch.Tensor:
-    """The next streams [tokens, n, hidden] from a sub-layer's output [tokens, hidden] and the streams before it.
+    """The next streams [tokens, n, hidden] from a sub-layer's output [tokens, hidden] and the last streams.
 
     In bfloat16 the sums run as one small product per token, a sixth of the memory traffic; float32 keeps the
     reference's order of additions.

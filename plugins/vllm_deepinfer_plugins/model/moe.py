@@ -85,7 +85,7 @@ class SharedExpert(nn.Module):
 
 
 class RoutedExperts(nn.Module):
-    """The experts' weights, stacked: ``gate_up`` [experts, 2 × width, hidden], ``down`` [experts, hidden, width].
+    """Stacked weights: ``gate_up`` [experts, 2 × width, hidden] and ``down`` [experts, hidden, width].
 
     ``packed`` holds a pair of products per expert once a library has packed the weights (see `packing`).
     """

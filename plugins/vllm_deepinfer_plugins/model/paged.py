@@ -1,13 +1,13 @@
 """The paged form: rows of many requests in one step, their keys in vLLM's blocks.
 
-Two arithmetics. The ordinary one takes requests as they come: a prompt chunk sees its keys in one dense product,
-decodes are batched. In batch-invariant mode (``tiles.rows`` set) every row of scores and attention has fixed shapes
-whatever else is in the step: keys are gathered per row and scored in tiles of `KEY_TILE`.
+Two arithmetics. The ordinary one takes requests as they come: a prompt chunk sees its keys in one dense
+product, decodes are batched. In batch-invariant mode (``tiles.rows`` set) every row of scores and attention has
+fixed shapes whatever else is in the step: keys are gathered per row and scored in tiles of `KEY_TILE`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -125,7 +125,7 @@ class PagedSequence(Sequence):
         return self._indices[key]
 
     def _rows_at(self, place: PagedStore, request: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Row numbers of token positions [tokens, n] of requests [tokens]; a negative position gives row 0."""
+        """Row numbers of positions [tokens, n] of requests [tokens]; a negative position gives row 0."""
         table, size = self.metadata[place.prefix].block_table, place.block_size
         safe = positions.clamp_min(0)
         blocks = table[request.unsqueeze(-1), safe // size].long()
@@ -180,7 +180,9 @@ class PagedSequence(Sequence):
             self._blocks = blocks
         return chosen
 
-    def _scores(self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor, visible: torch.Tensor):  # type: ignore[no-untyped-def]
+    def _scores(
+        self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor, visible: torch.Tensor
+    ) -> Iterator[tuple[slice | torch.Tensor, torch.Tensor]]:
         """Pairs of step rows and their scores [rows, width], in pieces that bound memory."""
         if self.invariant:
             yield from self._tiled_scores(plan, queries, weights, visible)
@@ -206,7 +208,7 @@ class PagedSequence(Sequence):
 
     def _tiled_scores(
         self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor, visible: torch.Tensor
-    ):  # type: ignore[no-untyped-def]
+    ) -> Iterator[tuple[slice | torch.Tensor, torch.Tensor]]:
         assert plan.kv_source is not None and self.tiles.rows is not None
         place, size = self.stores.entries[plan.kv_source], self.config.head_dim
         for start in range(0, len(queries), self.tiles.rows):
@@ -266,7 +268,7 @@ class PagedSequence(Sequence):
         return torch.cat(outputs)
 
     def _chosen_rows(self, plan: LayerPlan) -> torch.Tensor:
-        """[tokens, k] entry rows of the current selection, 0 for none; the same for all layers that share it."""
+        """[tokens, k] entry rows of the current selection, 0 for none; shared by the layers that share it."""
         assert plan.kv_source is not None
         if plan.kv_source not in self._entry_rows:
             place = self.stores.entries[plan.kv_source]

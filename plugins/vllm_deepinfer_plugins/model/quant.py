@@ -74,7 +74,7 @@ def _power_of_two_at_least(values: torch.Tensor) -> torch.Tensor:
 def _round_e2m1(values: torch.Tensor) -> torch.Tensor:
     """Round to the nearest of E2M1's sixteen values; a tie goes to the even code.
 
-    Its steps are 0.5 below 2, 1 below 4 and 2 up to 6, and within each the even multiples have the even codes.
+    Its steps are 0.5 below 2, 1 below 4 and 2 up to 6; within each the even multiples have the even codes.
     """
     magnitude = values.abs().clamp_max(_E2M1_MAX)
     step = 0.5 + 0.5 * (magnitude >= 2) + (magnitude >= 4)
