@@ -69,7 +69,7 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
 
 
 def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
-    """A sub-layer's input [tokens, hidden] from streams [tokens, n, hidden] and the last ``pre`` [tokens, n]."""
+    """A sub-layer's input [tokens, hidden] from [tokens, n, hidden] and the last ``pre`` [tokens, n]."""
     if streams.dtype == torch.bfloat16:
         return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
     return (pre.unsqueeze(-1) * streams.float()).sum(1).to(streams.dtype)

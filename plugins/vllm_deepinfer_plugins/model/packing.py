@@ -1,7 +1,7 @@
 """Weights packed for oneDNN by vLLM's CPU kernels: a product of a few rows costs a fifth of `F.linear`'s.
 
-Measured with AMX, bfloat16, weight 512 × 512, one thread: 61 µs by `F.linear` for one row, 11 µs packed; most of
-the difference is that `F.linear` looks for a kernel and reorders the weight each time.
+Measured with AMX, bfloat16, weight 512 × 512, one thread: 61 µs by `F.linear` for one row, 11 µs packed;
+most of the difference is that `F.linear` looks for a kernel and reorders the weight each time.
 """
 
 from __future__ import annotations

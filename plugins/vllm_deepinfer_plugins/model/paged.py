@@ -1,8 +1,8 @@
 """The paged form: rows of many requests in one step, their keys in vLLM's blocks.
 
 Two arithmetics. The ordinary one takes requests as they come: a prompt chunk sees its keys in one dense
-product, decodes are batched. In batch-invariant mode (``tiles.rows`` set) every row of scores and attention has
-fixed shapes whatever else is in the step: keys are gathered per row and scored in tiles of `KEY_TILE`.
+product, decodes are batched. In batch-invariant mode (``tiles.rows`` set) every row of scores and attention
+has fixed shapes whatever else is in the step: keys are gathered per row and scored in tiles of `KEY_TILE`.
 """
 
 from __future__ import annotations
