@@ -1,7 +1,7 @@
-"""Golden transcripts: the bytes on the wire, for each API, of one answer with reasoning, text and a tool call.
+"""Golden transcripts: the bytes on the wire, for each API, of an answer with reasoning, text and a tool call.
 
-Ids and times are masked. `python -m tests.gateway.test_golden` writes them anew; read the difference before you
-commit it.
+Ids and times are masked. `python -m tests.gateway.test_golden` writes them anew; read the difference before
+you commit it.
 """
 
 from __future__ import annotations

@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import shlex
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import uvicorn
 import yaml
 from pydantic import ValidationError
 
-from vllm_deepinfer.engine import EngineError
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.gateway import logs
-from vllm_deepinfer.gateway.building import build_app
-from vllm_deepinfer.gateway.engines import make_engine
 from vllm_deepinfer.gateway.errors import from_validation
 from vllm_deepinfer.gateway.limits.keys import KeyFileError, KeyRing, new_key
+from vllm_deepinfer.gateway.serve import listen, serve
 from vllm_deepinfer.gateway.settings import GatewaySettings
-from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
 
 DEFAULTS = GatewaySettings(served_names=("model",))
 
@@ -90,9 +85,18 @@ def gateway(
         response_ttl_s=response_ttl_hours * 3600,
         drain_timeout_s=drain_timeout_s,
     )
+    arguments = _split(engine_args)
+    names = ", ".join(settings.served_names)
     logs.configure(log_level)
-    with _runner() as runner:
-        runner.run(_serve(engine, model, _split(engine_args), settings, keys, host, port))
+    with listen(host, port) as listener, _runner() as runner:
+
+        def ready(url: str) -> None:
+            typer.echo(f"Serving {names} on {url} (status page: {url}/status).")
+
+        try:
+            runner.run(serve(engine, model, arguments, settings, keys, listener, ready))
+        except asyncio.CancelledError:  # by a signal while the engine was starting
+            return 130
     return 0
 
 
@@ -144,42 +148,3 @@ def _runner() -> asyncio.Runner:
     except ImportError:
         return asyncio.Runner()
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
-
-
-async def _serve(
-    kind: str,
-    model: Path,
-    arguments: list[str],
-    settings: GatewaySettings,
-    keys: KeyRing,
-    host: str,
-    port: int,
-) -> None:
-    engine = make_engine(kind, model, arguments)
-    try:
-        await _start(engine.start())
-        app = build_app(engine, model, settings, keys)
-        app.own_engine = False
-        config = uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            loop="none",
-            http=LaneProtocol,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=int(settings.drain_timeout_s) or 1,
-        )
-        names = ", ".join(settings.served_names)
-        typer.echo(f"Serving {names} on http://{host}:{port} (status page: /status).")
-        await uvicorn.Server(config).serve()
-    finally:
-        await engine.close()
-
-
-async def _start(starting: Coroutine[Any, Any, None]) -> None:
-    try:
-        await starting
-    except EngineError as error:
-        raise UserError(str(error)) from None

@@ -1,0 +1,121 @@
+"""`vllm-deepinfer gateway` and `gateway-key` as a user types them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.gateway.harness import DATA
+from vllm_deepinfer.cli import run
+from vllm_deepinfer.gateway.limits.keys import KeyRing, digest
+
+PROGRAM = str(Path(sys.executable).with_name("vllm-deepinfer"))
+MODEL = ["--model", str(DATA), "--engine", "simulated"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "/no/such/folder"], "--model /no/such/folder: there is no such folder."),
+        ([*MODEL, "--host", "0.0.0.0"], "give --api-keys FILE, or --allow-anonymous"),
+        ([*MODEL, "--host", "example.org"], "give --api-keys FILE, or --allow-anonymous"),
+        ([*MODEL, "--log-level", "loud"], "--log-level loud: choose debug"),
+        ([*MODEL, "--max-active", "0"], "max_active: "),
+        ([*MODEL, "--api-keys", "/none"], "/none: the key file cannot be read"),
+        ([*MODEL, "--engine-args", "--speed 9"], "the simulated engine has no --speed; it has --block-size"),
+        ([*MODEL, "--engine-args", "--block-size x"], "--block-size needs a number, got 'x'."),
+        ([*MODEL, "--engine-args", "--block-size 0"], "the simulated engine refuses that: block_size"),
+        ([*MODEL, "--engine-args", "'"], "--engine-args: no closing quotation."),
+        (["--model", str(DATA), "--engine", "warp"], "--engine warp: choose one of "),
+        (["--model", str(DATA.parent), "--engine", "simulated"], "tokenizer.json is not a readable"),
+        ([*MODEL, "--nonsense"], "No such option: --nonsense"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_and_status_2(
+    arguments: list[str], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["gateway", *arguments]) == 2
+    error = capfd.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and says in error[0]
+
+
+def test_gateway_key(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["gateway-key", "bob"]) == 0
+    out = capfd.readouterr().out
+    key = re.search(r"sk-deepinfer-[\w-]+", out)
+    assert key is not None
+    assert yaml.safe_load(out) == [{"name": "bob", "sha256": digest(key[0])}]
+    file = tmp_path / "keys.yaml"
+    file.write_text(out)  # the output is a key file
+    assert KeyRing.load(file).authenticate(None, key[0]) is not None
+    assert run(["gateway-key", "a b"]) == 2
+
+
+def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    """A gateway in a process of its own, and its URL."""
+    command = [PROGRAM, "gateway", *MODEL, "--port", "0", *arguments]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://[\d.]+:\d+", line)
+    assert found, line + (process.stderr.read() if process.stderr else "")
+    return process, found[0]
+
+
+def ask(url: str, **more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5} | more
+
+
+@pytest.mark.slow
+def test_it_serves_and_a_signal_lets_running_answers_end(tmp_path: Path) -> None:
+    database = tmp_path / "responses.sqlite"
+    process, url = start(
+        "--served-model-name", "tiny", "--response-db", str(database), "--engine-args", "--max-model-len 4096"
+    )
+    try:
+        with httpx.Client(base_url=url, timeout=30) as client:
+            assert client.get("/ready").status_code == 200
+            assert client.post("/v1/chat/completions", json=ask(url)).status_code == 200
+            body = ask(url, stream=True, max_tokens=200)
+            with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                process.send_signal(signal.SIGTERM)
+                rest = list(lines)
+            assert rest[-2] == "data: [DONE]"
+        assert process.wait(30) == 0
+        assert database.exists()
+        logged = process.stderr.read() if process.stderr else ""
+        assert '"status": 200' in logged and "Traceback" not in logged
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_one_sentence() -> None:
+    process, url = start()
+    try:
+        port = url.rsplit(":", 1)[1]
+        command = [PROGRAM, "gateway", *MODEL, "--port", port]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert second.returncode == 2
+        assert f"port {port} of 127.0.0.1 is taken" in second.stderr and "Traceback" not in second.stderr
+    finally:
+        process.terminate()
+        process.wait(30)

@@ -1,0 +1,104 @@
+"""Runs one gateway in this process: socket, engine, app and signals, in that order, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from vllm_deepinfer.engine import EngineError
+from vllm_deepinfer.errors import UserError
+from vllm_deepinfer.gateway.building import build_app
+from vllm_deepinfer.gateway.engines import make_engine
+from vllm_deepinfer.gateway.limits.keys import KeyRing
+from vllm_deepinfer.gateway.settings import GatewaySettings
+from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
+
+STOP = (signal.SIGINT, signal.SIGTERM)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0: any free one. Raises: UserError."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port} of {host} is taken; choose another with --port.") from None
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}.") from None
+
+
+async def serve(
+    engine_name: str,
+    model: Path,
+    arguments: list[str],
+    settings: GatewaySettings,
+    keys: KeyRing,
+    listener: socket.socket,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM; then let running answers end within the drain timeout.
+
+    Args:
+        engine_name, model, arguments: see `make_engine`.
+        ready: called with the URL once requests are welcome.
+    Raises: UserError when the engine does not start.
+    """
+    engine = make_engine(engine_name, model, arguments)
+    try:
+        with _cancelled_by_signals():
+            try:
+                await engine.start()
+            except EngineError as error:
+                raise UserError(str(error)) from None
+        app = build_app(engine, model, settings, keys)
+        app.own_engine = False
+        config = uvicorn.Config(
+            app,
+            loop="none",
+            http=LaneProtocol,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+        )
+        host, port = listener.getsockname()[:2]
+        ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        await _Server(config).serve(sockets=[listener])
+    finally:
+        await engine.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's own signal handling raises the signal again at the end, before the engine could be closed."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in STOP:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in STOP:
+                loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _cancelled_by_signals() -> Iterator[None]:
+    """A signal cancels the current task, so that its `finally` runs."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in STOP:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        yield
+    finally:
+        for number in STOP:
+            loop.remove_signal_handler(number)
