@@ -12,7 +12,7 @@ help: ## this list
 setup: ## .venv with both packages and vLLM's CPU stack
 	@sh tools/set_up.sh
 
-serve: setup ## a tiny DeepSeek-V4.1 behind `vllm serve` on 127.0.0.1:PORT
+serve: setup ## a tiny DeepSeek-V4.1 behind the gateway on 127.0.0.1:PORT
 	@$(BIN)/python -m tools.serve --port $(PORT)
 
 test: check ## lint, types, then every test that needs no GPU

@@ -1,6 +1,6 @@
-"""`make serve`: a tiny DeepSeek-V4.1 checkpoint behind stock `vllm serve` on this machine's CPU.
+"""`make serve`: a tiny DeepSeek-V4.1 checkpoint on one vLLM engine on this CPU, behind the gateway.
 
-Extra arguments go to `vllm serve`: `python -m tools.serve --port 8000 --max-model-len 512`.
+Extra arguments go to the vLLM engine: `python -m tools.serve --port 8000 --max-model-len 512`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import errno
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -39,7 +40,8 @@ Ready. In another terminal:
     '{{"model": "{MODEL}", "stream": true, "max_tokens": 32,
       "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
-The weights are random, so the answer is too. Ctrl-C stops the server.
+or the same through OpenAI's and Anthropic's clients (/v1/responses, /v1/messages), or a browser on
+http://{HOST}:PORT/status. The weights are random, so the answer is too. Ctrl-C stops the server.
 """
 
 
@@ -83,9 +85,10 @@ def make_checkpoint(program: Path) -> int:
 
 
 def serve(program: Path, port: int, arguments: list[str]) -> int:
-    """Run `vllm serve` until it ends; say what to do once it is ready. Returns its exit status."""
-    command = [str(program), "serve", str(CHECKPOINT), "--served-model-name", MODEL]
-    command += ["--host", HOST, "--port", str(port), "--enforce-eager", *arguments]
+    """Run the gateway until it ends; say what to do once it is ready. Returns its exit status."""
+    command = [str(program), "gateway", "--model", str(CHECKPOINT), "--served-model-name", MODEL]
+    command += ["--host", HOST, "--port", str(port), "--log-level", "warning"]
+    command += ["--engine-args", shlex.join(["--enforce-eager", *arguments])]
     # In a session of its own the server sees Ctrl-C once, from us, and not a second time from the terminal.
     server = subprocess.Popen(command, env=SETTINGS | os.environ, start_new_session=True)
     stop = Stop(server)
@@ -130,7 +133,7 @@ def end_group(server: subprocess.Popen[bytes]) -> None:
 def main() -> int:
     """Exit status: the server's, or 2 for a port that cannot be used."""
     parser = argparse.ArgumentParser(
-        prog="make serve", description="vllm serve on a tiny DeepSeek-V4.1 checkpoint"
+        prog="make serve", description="the gateway on a tiny DeepSeek-V4.1 checkpoint"
     )
     parser.add_argument("--port", type=int, default=8000)
     options, arguments = parser.parse_known_args()
@@ -138,8 +141,8 @@ def main() -> int:
     if problem:
         print(f"make serve: {problem}", file=sys.stderr)
         return 2
-    programs = Path(sys.executable).parent
-    return make_checkpoint(programs / "vllm-deepinfer") or serve(programs / "vllm", options.port, arguments)
+    program = Path(sys.executable).with_name("vllm-deepinfer")
+    return make_checkpoint(program) or serve(program, options.port, arguments)
 
 
 if __name__ == "__main__":

@@ -141,14 +141,14 @@ def test_serve_says_what_to_curl_and_ends_with_the_servers_status(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("signal.signal", lambda number, handler: None)  # pytest's own handlers stay
-    program = tmp_path / "vllm"
+    program = tmp_path / "vllm-deepinfer"
     program.write_text(SERVER.format(python=sys.executable))
     program.chmod(0o755)
     port = unused_port()
     assert serve.serve(program, port, ["--max-model-len", "512"]) == 7
     shown = capfd.readouterr().out
-    assert f"arguments serve {serve.CHECKPOINT} --served-model-name tiny-v4.1 --host 127.0.0.1" in shown
-    assert "--enforce-eager --max-model-len 512" in shown
+    assert f"arguments gateway --model {serve.CHECKPOINT} --served-model-name tiny-v4.1" in shown
+    assert "--engine-args --enforce-eager --max-model-len 512" in shown
     assert f"curl -N http://127.0.0.1:{port}/v1/chat/completions" in shown
 
 
@@ -156,7 +156,7 @@ def test_a_server_that_dies_at_once_is_not_called_ready(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
-    program = tmp_path / "vllm"
+    program = tmp_path / "vllm-deepinfer"
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
     assert serve.serve(program, unused_port(), []) == 3
@@ -173,7 +173,7 @@ exit 3
 def test_nothing_of_a_dead_server_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     monkeypatch.chdir(tmp_path)
-    program = tmp_path / "vllm"
+    program = tmp_path / "vllm-deepinfer"
     program.write_text(LEAVES_A_CHILD)
     program.chmod(0o755)
     assert serve.serve(program, unused_port(), []) == 3
