@@ -1,4 +1,4 @@
-"""Attention with a sink, gathered and dense, against a loop over queries; the projections against the formulas."""
+"""Attention with a sink, gathered and dense, against a loop over queries; projections against formulas."""
 
 from __future__ import annotations
 
