@@ -102,7 +102,7 @@ def load_into(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], dty
     backbone = ((name, tensor) for name, tensor in tensors if not name.startswith(_NOT_BACKBONE))
     for name, tensor in decoded(backbone, dtype):
         target, part = _target(name, parameters)
-        if target not in parameters:
+        if target not in parameters or (part and part[0] >= len(parameters[target])):
             raise ValueError(f"{name} belongs to no parameter of this model: config.json and weights differ")
         place = parameters[target].data if part is None else parameters[target].data[part]
         if place.shape != tensor.shape:
@@ -114,12 +114,13 @@ def load_into(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], dty
     return filled
 
 
-def _target(name: str, parameters: dict[str, nn.Parameter]) -> tuple[str, tuple[int | slice, ...] | None]:
+def _target(name: str, parameters: dict[str, nn.Parameter]) -> tuple[str, tuple[int, slice] | None]:
+    """Name of the parameter that a released tensor goes into, and for experts its part of the stack."""
     if match := _EXPERT.fullmatch(name):
         stack, expert, matrix = match[1], int(match[2]), match[3]
         if matrix == "2":
-            return f"{stack}.down", (expert,)
-        width = parameters[f"{stack}.gate_up"].shape[1] // 2
+            return f"{stack}.down", (expert, slice(None))
+        width = parameters[f"{stack}.gate_up"].shape[1] // 2 if f"{stack}.gate_up" in parameters else 0
         return f"{stack}.gate_up", (expert, slice(0, width) if matrix == "1" else slice(width, 2 * width))
     if match := _HYPER.fullmatch(name):
         return f"{match[1]}.{match[2]}", None
