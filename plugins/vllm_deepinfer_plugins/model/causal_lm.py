@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from vllm_deepinfer.checkpoint.config import V41Config
 from vllm_deepinfer.checkpoint.engram import EngramHash
+from vllm_deepinfer.checkpoint.verify import INDEX, SINGLE
 
 from ..settings import Settings
 from .backbone import Backbone
@@ -49,6 +51,10 @@ class DeepseekV41ForCausalLM(nn.Module):
         # Modules, so that vLLM and a caller that lists modules see the stores.
         self._paged = nn.ModuleList([*self.stores.tokens.values(), *self.stores.entries.values()])
         self._ready = False
+        # vLLM would read every safetensors file of a folder without an index, also those that are no weights.
+        folder = Path(vllm_config.model_config.model)
+        alone = (folder / SINGLE).is_file() and not (folder / INDEX).is_file()
+        self.allow_patterns_overrides = [SINGLE] if alone else None
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token embeddings [tokens, hidden]."""
