@@ -88,7 +88,10 @@ def test_the_server_gives_the_offline_engine_s_tokens(server: str, path: Path) -
 
 
 def test_an_image_is_refused_with_one_sentence(server: str) -> None:
-    pixel = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    pixel = (
+        "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
+        "+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    )
     content = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": pixel}}]
     body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
     answer = httpx.post(f"{server}/v1/chat/completions", json=body, timeout=60)
