@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 
+import pytest
 import pytest_asyncio
 
 from tests.gateway.harness import Gateway, running
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """For tests that configure logging: leaves it as it was."""
+    logger = logging.getLogger("vllm_deepinfer")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

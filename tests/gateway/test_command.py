@@ -18,6 +18,8 @@ from tests.gateway.harness import DATA
 from vllm_deepinfer.cli import run
 from vllm_deepinfer.gateway.limits.keys import KeyRing, digest
 
+pytestmark = pytest.mark.usefixtures("own_logging")
+
 PROGRAM = str(Path(sys.executable).with_name("vllm-deepinfer"))
 MODEL = ["--model", str(DATA), "--engine", "simulated"]
 

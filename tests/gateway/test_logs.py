@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,14 +12,10 @@ from vllm_deepinfer.gateway import logs
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    logger = logging.getLogger("vllm_deepinfer")
-    before = (logger.handlers[:], logger.level, logger.propagate)
+def stream(own_logging: None) -> io.StringIO:
     text = io.StringIO()
     logs.configure("info", text)
-    yield text
-    logger.handlers[:], logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])
+    return text
 
 
 def test_a_line_is_one_json_object_with_the_extra_fields(stream: io.StringIO) -> None:
