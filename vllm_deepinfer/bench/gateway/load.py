@@ -95,6 +95,7 @@ class Stream(asyncio.Protocol):
         self._waiting = True
         self._tail = b""
         self._left = load.most
+        self._asking = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
@@ -103,7 +104,7 @@ class Stream(asyncio.Protocol):
     def _ask(self) -> None:
         if self._load.stopping or self._transport.is_closing() or not self._left:
             return
-        self._waiting = True
+        self._asking = self._waiting = True
         self._sent = time.monotonic()
         self._transport.write(self._load.request)
 
@@ -116,6 +117,7 @@ class Stream(asyncio.Protocol):
         self._tail = tail[-5:]
         if tail.endswith(END):
             self._tail = b""
+            self._asking = False
             load.answers += 1
             self._left -= 1
             self._ask()
@@ -141,7 +143,7 @@ class Stream(asyncio.Protocol):
             self._load.errors.append(data[:300].decode(errors="replace"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._load.stopping:
+        if self._asking and not self._load.stopping:  # idle connections may be closed
             self._load.errors.append(f"connection lost: {error}")
 
 

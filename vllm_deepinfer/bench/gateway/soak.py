@@ -16,7 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -48,6 +48,7 @@ class SoakResult:
         outcomes: visits by how they ended. faults: what must not happen, by kind, with counts.
         rss_bytes: memory of the process over the run, in order.
         leaked: what was still there after the last client had gone, by place; all zero if nothing was.
+        examples: of lost visits, why.
     """
 
     accepted: int
@@ -56,6 +57,7 @@ class SoakResult:
     faults: dict[str, int]
     rss_bytes: list[int]
     leaked: dict[str, int]
+    examples: list[str] = field(default_factory=list)
 
     @property
     def lost(self) -> int:
@@ -78,6 +80,7 @@ async def soak(requests: int, seed: int = 0) -> SoakResult:
     engine = _engine()
     ledger = LedgerEngine(engine)
     outcomes: Counter[str] = Counter()
+    lost: list[str] = []
     rss: list[int] = []
     numbers = iter(range(requests))
 
@@ -87,14 +90,15 @@ async def soak(requests: int, seed: int = 0) -> SoakResult:
                 gc.collect()
                 rss.append(resident_bytes())
             _break_something(engine, ledger, rng)
-            outcomes[await visit(port, plan(rng))] += 1
+            outcomes[await visit(port, plan(rng), lost.append)] += 1
 
     with tempfile.TemporaryDirectory() as folder:
         async with _serving(ledger, Path(folder)) as (app, port):
             await asyncio.gather(*(client() for _ in range(CLIENTS)))
             engine.faults.refuse = None
             leaked = await _left_over(app, engine, ledger)
-    return SoakResult(ledger.accepted, ledger.ended, dict(outcomes), dict(ledger.faults), rss, leaked)
+    faults = dict(ledger.faults)
+    return SoakResult(ledger.accepted, ledger.ended, dict(outcomes), faults, rss, leaked, lost[:10])
 
 
 def resident_bytes() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -78,18 +79,23 @@ def _body(path: str, stream: bool, tokens: int, rng: Random) -> dict[str, Any]:
     return body
 
 
-async def visit(port: int, what: Visit) -> Outcome:
-    """Make one visit. Never raises."""
+async def visit(port: int, what: Visit, lost: Callable[[str], None] = lambda why: None) -> Outcome:
+    """Make one visit; tells `lost` why, if it was. Never raises."""
+    seen = bytearray()
     try:
         async with asyncio.timeout(PATIENCE_S):
-            return await _visit(port, what)
+            outcome = await _visit(port, what, seen)
+            why = f"answer ended {bytes(seen[-200:])!r}"
     except TimeoutError:
-        return Outcome.LOST
-    except OSError:
-        return Outcome.CUT if what.manner is Manner.STOP_READING else Outcome.LOST
+        outcome, why = Outcome.LOST, f"no end within {PATIENCE_S:g} s after {bytes(seen[-200:])!r}"
+    except OSError as error:
+        outcome, why = Outcome.CUT if what.manner is Manner.STOP_READING else Outcome.LOST, repr(error)
+    if outcome is Outcome.LOST:
+        lost(f"{what.path} {what.manner}: {why}")
+    return outcome
 
 
-async def _visit(port: int, what: Visit) -> Outcome:
+async def _visit(port: int, what: Visit, answer: bytearray) -> Outcome:
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
     connection.setblocking(False)
@@ -101,15 +107,14 @@ async def _visit(port: int, what: Visit) -> Outcome:
         if what.manner is Manner.LEAVE_EARLY:
             await asyncio.sleep(what.pause_s / 10)
             return Outcome.LEFT
-        answer = b""
         if what.manner in (Manner.LEAVE, Manner.DAWDLE, Manner.STOP_READING):
-            answer = await reader.read(what.bytes_before)
+            answer += await reader.read(what.bytes_before)
             if what.manner is Manner.LEAVE:
                 return Outcome.LEFT
             await asyncio.sleep(what.pause_s if what.manner is Manner.DAWDLE else 3.0)
         while part := await reader.read(1 << 16):
             answer += part
-        return judge(what, answer)
+        return judge(what, bytes(answer))
     finally:
         writer.close()
 

@@ -1,0 +1,193 @@
+"""Lane: the same bytes as ASGI's send, in order, whatever the socket does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from vllm_deepinfer.gateway.streaming.lane import SCOPE_KEY, Lane, LaneProtocol
+from vllm_deepinfer.gateway.streaming.sse import SseWriter
+
+App = Callable[[Any, Any, Any], Any]
+
+
+class FakeTransport:
+    """Counts what is queued instead of sent."""
+
+    def __init__(self) -> None:
+        self.queued: list[bytes] = []
+        self.closing = False
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self.queued))
+
+    def write(self, data: bytes) -> None:
+        self.queued.append(bytes(data))
+
+
+class FakeFlow:
+    write_paused = False
+
+
+@pytest.fixture
+def pair() -> Any:
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def lane_on(end: socket.socket) -> tuple[Lane, FakeTransport, FakeFlow]:
+    transport, flow = FakeTransport(), FakeFlow()
+    return Lane(transport, cast(FlowControl, flow), end.fileno()), transport, flow
+
+
+def test_a_chunk_goes_straight_to_the_socket(pair: Any) -> None:
+    lane, transport, _ = lane_on(pair[0])
+    assert lane.write(b"hello, world: 17.")
+    assert pair[1].recv(100) == b"11\r\nhello, world: 17.\r\n"
+    assert transport.queued == []
+
+
+def test_what_is_queued_goes_first(pair: Any) -> None:
+    lane, transport, _ = lane_on(pair[0])
+    transport.queued.append(b"head")
+    assert lane.write(b"x")
+    assert transport.queued == [b"head", b"1\r\nx\r\n"]
+
+
+def test_the_rest_of_a_full_socket_is_queued(pair: Any) -> None:
+    lane, transport, _ = lane_on(pair[0])
+    body = bytes(range(256)) * 8192
+    assert lane.write(body)
+    assert transport.queued
+    sent = b""
+    while len(sent) < 2_097_152 - sum(map(len, transport.queued)) + 10:
+        try:
+            sent += pair[1].recv(1 << 20)
+        except BlockingIOError:
+            break
+    assert sent + b"".join(transport.queued) == b"200000\r\n" + body + b"\r\n"
+
+
+def test_a_slow_client_is_left_to_asgi(pair: Any) -> None:
+    lane, transport, flow = lane_on(pair[0])
+    flow.write_paused = True
+    assert not lane.write(b"x")
+    assert transport.queued == []
+
+
+def test_nothing_is_written_to_a_closing_connection(pair: Any) -> None:
+    """Its descriptor may be another client's by now."""
+    lane, transport, _ = lane_on(pair[0])
+    transport.closing = True
+    assert lane.write(b"secret")
+    with pytest.raises(BlockingIOError):
+        pair[1].recv(100)
+
+
+def test_a_reset_is_left_to_the_transport(pair: Any) -> None:
+    lane, transport, _ = lane_on(pair[0])
+    pair[1].close()
+    assert lane.write(b"x")
+    assert transport.queued == [b"1\r\nx\r\n"]
+
+
+def test_there_is_no_lane_for_http_1_0_or_another_server() -> None:
+    lane, _, _ = lane_on(socket.socket())
+    assert Lane.open({SCOPE_KEY: lane, "http_version": "1.1"}) is lane
+    assert Lane.open({SCOPE_KEY: lane, "http_version": "1.0"}) is None
+    assert Lane.open({"http_version": "1.1"}) is None
+
+
+async def serve(app: App, **options: Any) -> tuple[uvicorn.Server, asyncio.Task[None], int]:
+    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_level="warning", **options))
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.002)
+    return server, task, server.servers[0].sockets[0].getsockname()[1]
+
+
+async def get(port: int, version: str = "1.1", times: int = 1) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for last in [False] * (times - 1) + [True]:
+        more = "connection: close\r\n" if last else ""
+        writer.write(f"GET / HTTP/{version}\r\nhost: x\r\n{more}\r\n".encode())
+    answer = await reader.read(-1)
+    writer.close()
+    return answer
+
+
+def streaming(lanes: list[Lane | None], bodies: list[bytes]) -> App:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        lane = Lane.open(scope)
+        lanes.append(lane)
+        writer = SseWriter(send, lane=lane)
+        writer.start(200, [(b"content-type", b"text/event-stream")])
+        for body in bodies:
+            writer.write(body)
+            await asyncio.sleep(0)
+        await writer.close()
+
+    return app
+
+
+BODIES = [b"data: %d\n\n" % number for number in range(50)] + [b"data: " + b"x" * 3_000_000 + b"\n\n", b"end"]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_the_client_sees_what_it_would_without_a_lane(loop: str) -> None:
+    def whole() -> tuple[bytes, bytes, list[Lane | None]]:
+        async def both() -> tuple[bytes, bytes, list[Lane | None]]:
+            lanes: list[Lane | None] = []
+            answers = []
+            for protocol in (LaneProtocol, "httptools"):
+                server, task, port = await serve(streaming(lanes, BODIES), http=protocol)
+                answers.append(await get(port, times=3))
+                server.should_exit = True
+                await task
+            return answers[0], answers[1], lanes
+
+        return _run(loop, both())
+
+    with_lane, without, lanes = await asyncio.to_thread(whole)
+    assert [lane is not None for lane in lanes] == [True] * 3 + [False] * 3
+    assert dechunked(with_lane) == dechunked(without) == [b"".join(BODIES)] * 3
+
+
+def _run(loop: str, main: Any) -> Any:
+    if loop == "asyncio":
+        return asyncio.run(main)
+    uvloop = pytest.importorskip("uvloop")
+    return uvloop.run(main)
+
+
+def dechunked(answer: bytes) -> list[bytes]:
+    """The bodies of pipelined answers in chunked transfer coding."""
+    bodies = []
+    while answer:
+        head, answer = answer.split(b"\r\n\r\n", 1)
+        assert b"transfer-encoding: chunked" in head
+        parts = []
+        while True:
+            size, answer = answer.split(b"\r\n", 1)
+            length = int(size, 16)
+            parts.append(answer[:length])
+            assert answer[length : length + 2] == b"\r\n"
+            answer = answer[length + 2 :]
+            if not length:
+                break
+        bodies.append(b"".join(parts))
+    return bodies
