@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,6 +15,8 @@ from vllm_deepinfer.gateway.dialects.base import Body, ModelCard, Prepared
 from vllm_deepinfer.gateway.offload import offload
 from vllm_deepinfer.gateway.response_store import StoredResponse
 from vllm_deepinfer.gateway.stored import BackgroundResponses, earlier_items
+
+logger = logging.getLogger(__name__)
 
 Prepare = Callable[[Body, ModelCard, str], Prepared]
 
@@ -75,12 +79,19 @@ class ResponsesApi:
         """See Api."""
         if document is None or body.get("store") is False:
             return
-        await self._core.responses.put(
-            StoredResponse(
-                id=prepared.answer_id,
-                tenant=call.tenant,
-                document=document,
-                input=responses.input_items(body),
-                previous=body.get("previous_response_id"),
-            )
+        turn = StoredResponse(
+            id=prepared.answer_id,
+            tenant=call.tenant,
+            document=document,
+            input=responses.input_items(body),
+            previous=body.get("previous_response_id"),
         )
+        try:
+            await self._core.responses.put(turn)
+        except sqlite3.Error as error:  # the answer is complete, and the client gets it
+            self._core.metrics.failures.labels("response_store").inc()
+            logger.error(
+                "a response was not stored, so no turn can follow it; check the disk of --response-db",
+                exc_info=error,
+                extra={"request_id": call.request_id},
+            )

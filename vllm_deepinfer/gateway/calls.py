@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import uuid
@@ -15,6 +16,7 @@ from vllm_deepinfer.gateway.streaming.exchange import Account
 from vllm_deepinfer.gateway.streaming.lane import Lane
 
 CLIENT_LEFT = 499  # nginx's status for it
+QUIET = frozenset({"/health", "/ready", "/metrics", "/status.json"})  # polled; logged at debug
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -62,7 +64,8 @@ class Call:
         ttft = None
         if account.first_token is not None:
             ttft = round((account.first_token - account.received) * 1e3, 1)
-        access.info(
+        access.log(
+            logging.DEBUG if self.route in QUIET else logging.INFO,
             "request",
             extra={
                 "request_id": self.request_id,

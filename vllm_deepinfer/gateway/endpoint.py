@@ -66,7 +66,8 @@ class GenerationEndpoint:
         except Exception as error:
             logger.exception("request failed", exc_info=error, extra={"request_id": call.request_id})
             self._core.metrics.failures.labels("internal").inc()
-            await self._refuse(send, call, internal_error())
+            if not call.status:  # else the head is out, and the server closes the connection
+                await self._refuse(send, call, internal_error())
         finally:
             call.end(self._core.metrics)
 

@@ -48,7 +48,9 @@ INERT_FIELDS = frozenset(
         "prediction",
     ]
 )
+GUIDED = "is not a field here; use structured_outputs."
 REFUSED = {
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_grammar", "guided_choice"), GUIDED),
     "functions": "is not supported any more; use tools.",
     "function_call": "is not supported any more; use tool_choice.",
     "audio": "this model writes text only.",

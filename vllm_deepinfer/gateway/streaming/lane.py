@@ -35,6 +35,10 @@ class Lane:
         found = scope.get(SCOPE_KEY)
         return found if scope.get("http_version") == "1.1" else None
 
+    def abort(self) -> None:
+        """Close the connection now, unread bytes and all: a client that never reads would hold it open."""
+        self._transport.abort()
+
     def write(self, body: bytes) -> bool:
         """Write one chunk. False: the client reads too slowly, so use `send`, which waits."""
         transport = self._transport

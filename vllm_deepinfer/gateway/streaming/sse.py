@@ -89,12 +89,14 @@ class SseWriter:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def discard(self) -> None:
-        """Give up on the client: drop what is queued."""
+        """Give up on the client: drop what is queued, and the connection."""
         self.broken = True
         self._backlog.clear()
         self._pending = 0
         if self._drain is not None:
             self._drain.cancel()
+        if self._lane is not None:
+            self._lane.abort()
 
     def _push(self, message: Message) -> None:
         if self.broken:
