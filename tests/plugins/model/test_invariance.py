@@ -43,6 +43,14 @@ def test_all_together_in_chunks(path: Path, alone: list[list[int]], batched: int
         assert engines.greedy(llm, PROMPTS, TOKENS) == alone
 
 
+def test_bfloat16_in_chunks(path: Path) -> None:
+    asked = PROMPTS[:-1]
+    with engines.engine(path, invariant=True, dtype="bfloat16", enable_prefix_caching=False) as llm:
+        expected = engines.greedy(llm, asked, TOKENS)
+    with engines.engine(path, invariant=True, dtype="bfloat16", max_num_batched_tokens=77) as llm:
+        assert [engines.greedy(llm, [prompt], TOKENS)[0] for prompt in asked] == expected
+
+
 def test_one_token_at_a_time(path: Path, alone: list[list[int]]) -> None:
     short = [index for index, length in enumerate(LENGTHS) if length <= 129]
     with engines.engine(path, invariant=True, max_num_batched_tokens=1, max_num_seqs=1) as llm:
