@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -104,6 +105,24 @@ def test_it_serves_and_a_signal_lets_running_answers_end(tmp_path: Path) -> None
         assert database.exists()
         logged = process.stderr.read() if process.stderr else ""
         assert '"status": 200' in logged and "Traceback" not in logged
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_what_does_not_end_in_time_ends_with_an_error() -> None:
+    process, url = start("--served-model-name", "tiny", "--drain-timeout-s", "0.2")
+    try:
+        with httpx.Client(base_url=url, timeout=30) as client:
+            body = ask(url, stream=True, max_tokens=20_000)
+            with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                process.send_signal(signal.SIGTERM)
+                last = [line for line in lines if line][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "overloaded_error"
+        assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()

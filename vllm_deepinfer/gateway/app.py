@@ -84,11 +84,14 @@ class GatewayApp:
                 await self.core.engine.close()
 
     async def drain(self) -> bool:
-        """Admit nothing more and wait for what is in work. Returns whether all of it ended in time."""
-        self.core.admission.draining = True
+        """Admit nothing more and wait for what is in work; after the drain timeout, end it with an error.
+
+        Returns whether all of it ended in time.
+        """
         ended = await self.core.admission.drain(self.core.settings.drain_timeout_s)
         if not ended:
             await self.background.stop()
+            await self.core.hub.abort_all()
         return ended
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:

@@ -203,11 +203,21 @@ def responses(background: BackgroundResponses) -> APIRouter:
     async def input_items(response_id: str, request: Request) -> JSONResponse:
         """Input items of one turn."""
         turn = await background.get(response_id, _call(request).tenant)
-        items: list[Any] = [
-            {"id": f"item_{response_id}_{i}", **item} if isinstance(item, dict) else item
-            for i, item in enumerate(turn.input)
-        ]
+        items = [_shown(item, f"item_{response_id}_{i}") for i, item in enumerate(turn.input)]
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
         return JSONResponse({"object": "list", "data": items, "has_more": False, **ends})
 
     return router
+
+
+def _shown(item: Any, item_id: str) -> Any:
+    """An input item as the API lists it: with an id, and with its text as parts."""
+    if not isinstance(item, dict):
+        return item
+    shown = {"id": item_id, **item}
+    if "role" in shown:
+        shown.setdefault("type", "message")
+        kind = "output_text" if shown["role"] == "assistant" else "input_text"
+        if isinstance(shown.get("content"), str):
+            shown["content"] = [{"type": kind, "text": shown["content"]}]
+    return shown

@@ -14,12 +14,14 @@ import uvicorn
 
 from vllm_deepinfer.engine import EngineError
 from vllm_deepinfer.errors import UserError
+from vllm_deepinfer.gateway.app import GatewayApp
 from vllm_deepinfer.gateway.building import build_app
 from vllm_deepinfer.gateway.engines import make_engine
 from vllm_deepinfer.gateway.limits.keys import KeyRing
 from vllm_deepinfer.gateway.settings import GatewaySettings
 from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
 
+GRACE_S = 5  # for the last events after the drain timeout, before uvicorn cuts the connections
 STOP = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -66,23 +68,36 @@ async def serve(
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+            timeout_graceful_shutdown=round(settings.drain_timeout_s) + GRACE_S,
         )
         host, port = listener.getsockname()[:2]
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        await _Server(config).serve(sockets=[listener])
+        await _Server(config, app).serve(sockets=[listener])
     finally:
         await engine.close()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's own signal handling raises the signal again at the end, before the engine could be closed."""
+    """A signal drains the app first, so that what does not end in time ends with an error and not with a cut.
+
+    uvicorn's own handling raises the signal again at the end, before the engine could be closed.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: GatewayApp) -> None:
+        super().__init__(config)
+        self._app = app
+        self._draining: asyncio.Task[bool] | None = None
+
+    def _stop(self, number: int) -> None:
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._app.drain())
+        self.handle_exit(number, None)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in STOP:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+            loop.add_signal_handler(number, self._stop, number)
         try:
             yield
         finally:

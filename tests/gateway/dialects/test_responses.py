@@ -96,7 +96,8 @@ async def test_retrieve_delete_and_input_items(gateway: Gateway) -> None:
     answer = await gateway.openai.responses.create(model=MODEL, input="hi")
     assert (await gateway.openai.responses.retrieve(answer.id)).output_text == "Hello there."
     items = await gateway.openai.responses.input_items.list(answer.id)
-    assert [item.to_dict()["content"] for item in items.data] == ["hi"]
+    (item,) = items.data
+    assert item.type == "message" and item.content[0].type == "input_text" and item.content[0].text == "hi"
     await gateway.openai.responses.delete(answer.id)
     for request in (
         gateway.openai.responses.retrieve(answer.id),
