@@ -44,7 +44,7 @@ class EngineProcess:
         state: What it said when it was up.
     """
 
-    def __init__(self, side: str, command: Sequence[str], timeout: float = 300.0) -> None:
+    def __init__(self, side: str, command: Sequence[str], timeout: float = 600.0) -> None:
         """Start the process without waiting for it; no answer may take longer than `timeout` seconds."""
         self.side = side
         self.state: Mapping[str, Any] = {}

@@ -20,7 +20,7 @@ from vllm_deepinfer.errors import UserError
 
 from . import sizes
 from .engine_process import EngineFailed, EngineProcess, worker_command
-from .rounds import Pair, Task, rates, summary, take_rounds
+from .rounds import Pair, Task, disturbed, rates, summary, take_rounds
 from .worker import OURS, REPAIRED, SIDES
 from .workload import Measurement
 
@@ -46,6 +46,7 @@ def run(quick: bool, json: Path | None) -> int:
         pairs = _measure(engines, tasks, rounds, QUICK_PATIENCE if quick else FULL_PATIENCE, progress)
         profiles = {side: _profile(engine, progress) for side, engine in engines.items()}
     _report(tasks, rounds, pairs, faults, engines, profiles).finish(json)
+    _warn_of_neighbours(pairs, progress)
     return 0
 
 
@@ -158,6 +159,15 @@ def _report(
         figures=figures(pairs, faults),
         series={"rounds": {name: summary(taken) for name, taken in pairs.items()}, "profile": dict(profiles)},
     )
+
+
+def _warn_of_neighbours(pairs: Mapping[str, Sequence[Pair]], progress: Console) -> None:
+    every = [pair for taken in pairs.values() for pair in taken]
+    if count := disturbed(every):
+        progress.print(
+            f"bench model: other processes used the cores during {count} of {len(every)} measurements, and the "
+            "figures suffer: run it on a quiet machine, or read fastest_step_ms in the report"
+        )
 
 
 def figures(pairs: Mapping[str, Sequence[Pair]], faults: Mapping[str, str]) -> tuple[Figure, ...]:

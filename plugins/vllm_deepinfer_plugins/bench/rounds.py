@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +92,18 @@ def summary(pairs: Sequence[Pair]) -> dict[str, Any]:
         "tokens_per_second": {
             side: [round(rate, 2) for rate in rates(pairs, side)] for side in sorted(pairs[0].sides)
         },
+        "fastest_step_ms": {side: fastest_step(pairs, side) for side in sorted(pairs[0].sides)},
         "foreign_cpu_share": [round(pair.foreign, 4) for pair in pairs],
-        "median_foreign_cpu_share": round(statistics.median(pair.foreign for pair in pairs), 4),
         "repeated": sum(pair.attempts - 1 for pair in pairs),
     }
+
+
+def fastest_step(pairs: Sequence[Pair], side: str) -> float | None:
+    """Milliseconds of the shortest engine step in all rounds: what a step takes when nothing disturbs it."""
+    steps = [m.fastest_step for pair in pairs if (m := pair.sides[side]).fastest_step is not None]
+    return round(min(steps) * 1e3, 3) if steps else None
+
+
+def disturbed(pairs: Iterable[Pair]) -> int:
+    """How many of the pairs that were kept other processes disturbed."""
+    return sum(pair.foreign > QUIET for pair in pairs)

@@ -18,11 +18,15 @@ Timed = AbstractContextManager[Any]
 
 @dataclass(frozen=True)
 class Measurement:
-    """`tokens` in `seconds`, while other processes used the share `foreign` of all cores (None: unknown)."""
+    """`tokens` in `seconds`, while other processes used the share `foreign` of all cores (None: unknown).
+
+    `fastest_step`, in seconds, is the shortest engine step of them: the least disturbed one.
+    """
 
     tokens: int
     seconds: float
     foreign: float | None = None
+    fastest_step: float | None = None
 
     @property
     def rate(self) -> float:
@@ -57,9 +61,9 @@ class Workload:
         with timed or nullcontext(), ForeignCpu() as others:
             start = time.perf_counter()
             self._add(prompt, outputs=1)
-            self._drain()
+            _, fastest = self._drain()
             seconds = time.perf_counter() - start
-        return Measurement(tokens, seconds, others.share)
+        return Measurement(tokens, seconds, others.share, fastest)
 
     def decode(self, batch: int, context: int, outputs: int, timed: Timed | None = None) -> Measurement:
         """The outputs after the first of `batch` requests, each `context` tokens in and `outputs` out."""
@@ -71,11 +75,11 @@ class Workload:
                 early += len(output.outputs[0].token_ids)
         with timed or nullcontext(), ForeignCpu() as others:
             start = time.perf_counter()
-            tokens = self._drain()
+            tokens, fastest = self._drain()
             seconds = time.perf_counter() - start
         if early + tokens != batch * outputs:
             raise RuntimeError(f"{early + tokens} tokens came back instead of {batch} × {outputs}")
-        return Measurement(tokens, seconds, others.share)
+        return Measurement(tokens, seconds, others.share, fastest)
 
     def continue_greedily(self, prompt: list[int], outputs: int) -> Greedy:
         """The next `outputs` tokens after `prompt`."""
@@ -110,12 +114,15 @@ class Workload:
         }
         return [fault for fault, found in faults.items() if found]
 
-    def _drain(self) -> int:
-        """Step until no request is left; the number of tokens that came out."""
-        tokens = 0
+    def _drain(self) -> tuple[int, float]:
+        """Step until no request is left: how many tokens came out, and the seconds of the shortest step."""
+        tokens, fastest = 0, math.inf
         while self.engine.has_unfinished_requests():
-            tokens += sum(len(output.outputs[0].token_ids) for output in self.engine.step())
-        return tokens
+            start = time.perf_counter()
+            outputs = self.engine.step()
+            fastest = min(fastest, time.perf_counter() - start)
+            tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
+        return tokens, fastest
 
     def _add(self, prompt: list[int], outputs: int, logprobs: int | None = None) -> str:
         self._served += 1

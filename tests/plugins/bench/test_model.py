@@ -47,6 +47,7 @@ class FakeEngine:
 
     broken: ClassVar[dict[str, str]] = {}
     wrong: ClassVar[dict[str, list[str]]] = {}
+    neighbours = 0.0
 
     def __init__(self, side: str, command: list[str]) -> None:
         self.side, self.state = side, {"threads": 2}
@@ -69,7 +70,7 @@ class FakeEngine:
             return {"seconds": 1.0, "operators": [], "arguments": arguments}
         speed = {OURS: 2, REPAIRED: 1}[self.side]
         tokens = arguments.get("tokens") or arguments["batch"] * (arguments["outputs"] - 1)
-        return {"tokens": tokens * speed, "seconds": 1.0, "foreign": 0.0}
+        return {"tokens": tokens * speed, "seconds": 1.0, "foreign": self.neighbours, "fastest_step": 0.5}
 
 
 @pytest.fixture
@@ -145,6 +146,16 @@ def test_run_writes_the_report(
     assert report["settings"]["models"][REPAIRED]["compress_ratios"] == [0, 4, 128, 4]
     printed = capsys.readouterr()
     assert "decode_ratio_b1" in printed.out and "round 5 of" in printed.err
+    assert "other processes" not in printed.err
+
+
+def test_neighbours_are_told(
+    engines: type[FakeEngine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engines, "neighbours", 0.4)
+    assert model.run(True, None) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "other processes used the cores during 15 of 15 measurements" in told
 
 
 def test_run_without_our_class_still_measures_the_other(engines: type[FakeEngine], tmp_path: Path) -> None:

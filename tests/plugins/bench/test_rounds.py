@@ -10,6 +10,7 @@ from vllm_deepinfer_plugins.bench.rounds import (
     QUIET,
     Pair,
     Task,
+    disturbed,
     rates,
     summary,
     take_pair,
@@ -107,14 +108,15 @@ def test_one_side_alone_can_be_measured() -> None:
 
 def test_ratio_and_summary() -> None:
     pairs = [
-        Pair({"ours": Measurement(100, 1.0, 0.0), "other": Measurement(50, 1.0, 0.02)}),
-        Pair({"ours": Measurement(90, 2.0, 0.1), "other": Measurement(60, 1.0, None)}, attempts=5),
+        Pair({"ours": Measurement(100, 1.0, 0.0, 0.02), "other": Measurement(50, 1.0, 0.02)}),
+        Pair({"ours": Measurement(90, 2.0, 0.1, 0.0123456), "other": Measurement(60, 1.0, None)}, attempts=5),
         Pair({"ours": Measurement(100, 3.0, 0.03), "other": Measurement(50, 1.0, 0.01)}, attempts=2),
     ]
     assert [pair.ratio("ours", "other") for pair in pairs] == pytest.approx([2.0, 0.75, 2 / 3])
     assert summary(pairs) == {
         "tokens_per_second": {"ours": [100.0, 45.0, 33.33], "other": [50.0, 60.0, 50.0]},
+        "fastest_step_ms": {"ours": 12.346, "other": None},
         "foreign_cpu_share": [0.02, 0.1, 0.03],
-        "median_foreign_cpu_share": 0.03,
         "repeated": 5,
     }
+    assert disturbed(pairs) == 1

@@ -68,7 +68,8 @@ def test_rate() -> None:
 def test_prefill_counts_the_prompt_and_times_its_only_step() -> None:
     engine, log = Engine(), list[tuple[int, int]]()
     measured = Workload(engine, vocab=1000).prefill(2048, timed=counted(engine, log))
-    assert measured.tokens == 2048 and measured.seconds > 0
+    assert measured.tokens == 2048
+    assert measured.fastest_step is not None and 0 < measured.fastest_step <= measured.seconds
     assert log == [(0, 1)] and len(engine.prompts[0]) == 2048
 
 
@@ -78,6 +79,7 @@ def test_decode_times_nothing_until_every_request_has_its_first_token() -> None:
     measured = Workload(engine, vocab=1000).decode(5, context=7, outputs=10, timed=counted(engine, log))
     assert log == [(3, 12)]
     assert measured.tokens == 5 * 10 - (3 + 3 + 2 + 2 + 1)
+    assert measured.fastest_step is not None and 9 * measured.fastest_step <= measured.seconds
     assert [len(prompt) for prompt in engine.prompts] == [7] * 5
 
 
