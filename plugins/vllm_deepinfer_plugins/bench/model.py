@@ -165,8 +165,8 @@ def _warn_of_neighbours(pairs: Mapping[str, Sequence[Pair]], progress: Console) 
     every = [pair for taken in pairs.values() for pair in taken]
     if count := disturbed(every):
         progress.print(
-            f"bench model: other processes used the cores during {count} of {len(every)} measurements, and the "
-            "figures suffer: run it on a quiet machine, or read fastest_step_ms in the report"
+            f"bench model: other processes used the cores during {count} of {len(every)} measurements, and "
+            "the figures suffer: run it on a quiet machine, or read fastest_step_ms in the report"
         )
 
 
