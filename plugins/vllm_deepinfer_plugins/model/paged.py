@@ -159,7 +159,8 @@ class PagedSequence(Sequence):
         if needs_scores:
             self._selected = self._select(plan, queries, weights, visible)
             return
-        self._selected = all_visible(visible, k)
+        # Columns that no row fills would be gathered for nothing; batch-invariant mode keeps the width fixed.
+        self._selected = all_visible(visible, k if self.invariant else min(k, max(widest, 1)))
         if plan.is_candidate_source:
             self._blocks = all_visible(-(-visible // self.candidates.size), self.candidates.blocks)
 
