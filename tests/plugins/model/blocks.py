@@ -109,8 +109,8 @@ class Blocks:
     def start(self, ids: torch.Tensor, prefix_of: Request | None = None, blocks: int = 0) -> Request:
         """A new request; its first whole ``blocks`` may be those of another one, as at a prefix hit."""
         request = Request(ids, blocks * self.block_size, {group: [] for group in self.free})
-        for group in self.free if prefix_of is not None else ():
-            shared = list(prefix_of.blocks[group][:blocks])
+        for group, table in prefix_of.blocks.items() if prefix_of is not None else ():
+            shared = table[:blocks]
             needed = self._first_needed(group, request.computed)
             request.blocks[group] = [0 if at < needed else block for at, block in enumerate(shared)]
             assert all(block for block in request.blocks[group][needed:]), "the prefix is not cached any more"

@@ -197,6 +197,16 @@ def test_bfloat16() -> None:
         assert float(likeness.mean()) > 0.95
 
 
+def test_an_unfinished_group_leaves_no_entry() -> None:
+    blocks = Blocks(backbone(), block_size=4)
+    request = blocks.start(token_ids(6))
+    source = blocks.stores.entries[2]  # ratio 2: two rows in a block of four tokens
+    for count, written in ((3, 1), (1, 2)):
+        blocks.step((request, count))
+        page = source.kv_cache[request.blocks[None][0]]
+        assert page.isfinite().all(dim=-1).tolist() == [row < written for row in range(2)]
+
+
 def test_spans() -> None:
     span = paged.Span(request=1, start=3, count=4, begin=10)
     assert (span.end, span.rows) == (14, slice(3, 7))
