@@ -20,6 +20,9 @@ class FakeParser:
         self.tokens = 0
         self.finished = False
 
+    def plain(self, delta: TokenDelta) -> None:
+        return None
+
     def feed(self, delta: TokenDelta) -> list[int]:
         self.tokens += len(delta.token_ids)
         self.finished = delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from deepseek_recipe import (
@@ -47,6 +47,19 @@ class StreamEncoder(Protocol):
     def document(self) -> Body | None:
         """The complete answer, for an API that stores it; after `finish`."""
         ...
+
+
+@runtime_checkable
+class RepeatingEncoder(StreamEncoder, Protocol):
+    """An encoder of which plain text may go past, in the form of the event before it.
+
+    Attributes:
+        forms: per choice, what stands before and after the text in its last event of plain text; the next one
+        has the same form. The encoder sets `OutputParser.steady` after an event that holds just the text that
+        was fed.
+    """
+
+    forms: dict[int, tuple[bytes, bytes]]
 
 
 class Collector(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -58,6 +59,15 @@ REFUSED = {
     "continue_final_message": "is not a field here; set prefix to true in the last assistant message.",
 }
 KNOWN = ENGINE_FIELDS | RECIPE_FIELDS | OWN_FIELDS | INERT_FIELDS
+
+
+# An event whose delta is text alone, and what stands before and after the text.
+_TEXT_EVENT = re.compile(
+    rb'(data: \{"id":"[^"]*",.*"choices":\[\{"index":\d+,'
+    rb'"delta":\{"content":(?:null,"reasoning_content":)?")([^"\\]+)'
+    rb'("\},"logprobs":null,"finish_reason":null\}\]\}\n\n)',
+    re.DOTALL,
+)
 
 
 def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
@@ -122,13 +132,12 @@ class ChatEncoder:
 
     def __init__(self, include_usage: bool) -> None:
         self._include_usage = include_usage
+        self.forms: dict[int, tuple[bytes, bytes]] = {}
         self._last: dict[str, Any] = {}
         self._usages: list[dict[str, Any]] = []
 
     def encode(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> bytes:
         """See StreamEncoder."""
-        if len(chunks) == 1 and not (index or parser.finished):  # nearly every call
-            return b"data: %b\n\n" % chunks[0].to_json().encode()
         texts = [chunk.to_json() for chunk in chunks]
         if parser.finished and texts:
             texts[-1] = self._final(texts[-1], parser)
@@ -136,7 +145,19 @@ class ChatEncoder:
             texts = [
                 text.replace('"choices":[{"index":0,', f'"choices":[{{"index":{index},', 1) for text in texts
             ]
-        return "".join([f"data: {text}\n\n" for text in texts]).encode()
+        events = "".join([f"data: {text}\n\n" for text in texts]).encode()
+        if parser.last_plain is not None and len(texts) == 1:
+            parser.steady = self._learn(index, events, parser)
+        return events
+
+    def _learn(self, index: int, event: bytes, parser: OutputParser) -> bool:
+        """Remember the form of an event if its delta is the text that was fed, all of it and nothing else."""
+        found = _TEXT_EVENT.fullmatch(event)
+        if found is None or found[2] != parser.last_plain:
+            return False
+        self.forms[index] = (found[1], found[3])
+        parser.reasoning = found[1].endswith(b'"reasoning_content":"')
+        return True
 
     def _final(self, text: str, parser: OutputParser) -> str:
         document = json.loads(text)
@@ -185,7 +206,12 @@ class ChatCollector:
 
 def _counted(usage: Body, parser: OutputParser) -> Body:
     prompt = usage.get("prompt_tokens", 0)
-    return usage | {"completion_tokens": parser.tokens, "total_tokens": prompt + parser.tokens}
+    counted = usage | {"completion_tokens": parser.tokens, "total_tokens": prompt + parser.tokens}
+    details = usage.get("completion_tokens_details")
+    if details and parser.skipped_reasoning:
+        reasoning = details["reasoning_tokens"] + parser.skipped_reasoning
+        counted["completion_tokens_details"] = details | {"reasoning_tokens": reasoning}
+    return counted
 
 
 def _sum(usages: Sequence[Body]) -> Body:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vllm_deepinfer.engine import FinishReason, TokenDelta
-from vllm_deepinfer.gateway.dialects.base import Body, Collector, StreamEncoder
+from vllm_deepinfer.gateway.dialects.base import Body, Collector, RepeatingEncoder, StreamEncoder
 from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.metrics import GatewayMetrics
 from vllm_deepinfer.gateway.streaming.parser import Chunk, OutputParser
@@ -51,6 +51,10 @@ class Exchange:
         """Take chunks of one choice."""
         raise NotImplementedError
 
+    def repeat(self, index: int, text: bytes) -> bool:
+        """Take plain text in the form of the choice's last event, if that is known; else return False."""
+        return False
+
     def end_choice(self, parser: OutputParser, reason: str) -> None:
         """One choice has ended."""
         self.account.finish_reasons.append(reason)
@@ -81,6 +85,7 @@ class StreamExchange(Exchange):
     ) -> None:
         super().__init__(metrics, account, choices)
         self.encoder = encoder
+        self._forms = encoder.forms if isinstance(encoder, RepeatingEncoder) else {}
         self.writer = writer
         self._headers = headers
 
@@ -100,6 +105,14 @@ class StreamExchange(Exchange):
         if not self.writer.started:
             self.open()
         self.writer.write(self.encoder.encode(index, chunks, parser))
+
+    def repeat(self, index: int, text: bytes) -> bool:
+        """See Exchange."""
+        form = self._forms.get(index)
+        if form is None:
+            return False
+        self.writer.write(form[0] + text + form[1])
+        return True
 
     def fail(self, error: ApiError, reason: str) -> None:
         """See Exchange. After the head, the error is an event."""
@@ -148,6 +161,11 @@ class Choice:
             self._last = now
             if delta.accepted_draft_tokens:
                 exchange.metrics.draft_tokens.inc(delta.accepted_draft_tokens)
+        plain = parser.plain(delta)
+        if plain is not None and exchange.repeat(self._index, plain):
+            parser.skip()
+            exchange.account.output_events += 1
+            return False
         chunks = parser.feed(delta)
         if chunks:
             exchange.account.output_events += 1

@@ -68,6 +68,12 @@ class OutputParser:
         self._exact = exact
         self._detokenizer = detokenizer
         self._held = 0  # tokens whose text is not whole characters yet
+        self.last_plain: bytes | None = None  # text of the last delta, if it was one token of plain text
+        self.steady = False  # whether that came out just as it went in, so that nothing is held back
+        self.reasoning = False  # and whether it came out as reasoning
+        self.skipped_reasoning = 0  # reasoning tokens that the processor has not counted
+        may_pass = detokenizer is not None and not (options.stop_sequences or options.parse_json_output)
+        self._plain = detokenizer.plain if detokenizer is not None and may_pass else None
         self._fingerprint = fingerprint
         self._started = False
         self.finished = False
@@ -81,6 +87,8 @@ class OutputParser:
         """
         if self.finished:
             return []
+        self.steady = False
+        self.last_plain = self._plain_text(delta)
         ids = delta.token_ids
         if self._started and len(ids) == 1 and delta.finish_reason is None and ids[0] not in self._eos:
             return self._push(ids, delta.logprobs)  # nearly every call, so it comes first
@@ -96,6 +104,26 @@ class OutputParser:
             chunks += self._processor.push(InferenceChunk.finish(reason))
             self.finished = True
         return chunks
+
+    def plain(self, delta: TokenDelta) -> bytes | None:
+        """UTF-8 of a delta that is one token of plain text, if the processor would pass just that through.
+
+        Such text has no character that starts any markup, the processor is `steady`, and there is no stop
+        string to be found and no JSON document to be cut out. If the answer goes on with it, call `skip`, not
+        `feed`.
+        """
+        return self._plain_text(delta) if self.steady else None
+
+    def _plain_text(self, delta: TokenDelta) -> bytes | None:
+        ids = delta.token_ids
+        if self._plain is None or len(ids) != 1 or delta.finish_reason is not None or self.finished:
+            return None
+        return None if ids[0] in self._eos else self._plain(ids[0])
+
+    def skip(self) -> None:
+        """Count a token of plain text that went past the processor, and that its usage therefore lacks."""
+        self.tokens += 1
+        self.skipped_reasoning += self.reasoning
 
     def _begin(self, cached_tokens: int) -> list[Chunk]:
         self._started = True

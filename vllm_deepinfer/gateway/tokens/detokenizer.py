@@ -1,11 +1,13 @@
 """Token ids back to text: whole outputs, and streams whose tokens may end in the middle of a character."""
 
 import codecs
+import re
 from collections.abc import Sequence
 
 from vllm_deepinfer.gateway.tokens.errors import TokenizerError
 from vllm_deepinfer.gateway.tokens.vocabulary import Vocabulary
 
+_PLAIN = re.compile(r"[^<>｜`{}\[\]\"\\\x00-\x1f]+")
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -16,6 +18,13 @@ class Detokenizer:
         self.bytes_of = vocabulary.token_bytes
         self.text_of = [_complete_text(data) for data in self.bytes_of]
         self.control = frozenset(vocabulary.control_ids.values())
+        self.plain_of = [
+            None if text is None or token in self.control or not _PLAIN.fullmatch(text) else text.encode()
+            for token, text in enumerate(self.text_of)
+        ]
+        """For tokens of plain text, their UTF-8: whole characters that start no markup and need no escape in
+        JSON.
+        """
 
     def decode(self, ids: Sequence[int], skip_control: bool = False) -> str:
         """Text of ids, invalid UTF-8 as U+FFFD. Raises TokenizerError for an id that names no token."""
@@ -67,6 +76,11 @@ class StreamDetokenizer:
             else:
                 return text
         return self._push_bytes(ids)
+
+    def plain(self, token: int) -> bytes | None:
+        """UTF-8 of a token of plain text, if `push` would return just that; the stream is then as before."""
+        table = self._table.plain_of
+        return None if self._pending or not 0 <= token < len(table) else table[token]
 
     def finish(self) -> str:
         """Text of a character that never became whole; call once, at the end of the output."""

@@ -1,0 +1,213 @@
+"""Plain text that goes past the parser gives the very events that it would have given."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deepseek_recipe import ChatCompletionRequest, ConversationRequest, ConversionOptions, Tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_deepinfer.engine import FinishReason, TokenDelta
+from vllm_deepinfer.gateway.dialects.chat import ChatEncoder
+from vllm_deepinfer.gateway.streaming.parser import OutputParser
+from vllm_deepinfer.gateway.tokens import PromptTokenizer
+
+EOS = 1
+WORDS = [" the", "Hello", " world", "中文", ",", ".", " 12", "_", "'s", " 😀"]
+MARKUP = [
+    *(
+        "<",
+        "</",
+        "think",
+        ">",
+        "</think>",
+        "<think>",
+        "｜DSML｜",
+        " calls",
+        " invoke",
+        " name",
+        "=",
+        '"',
+        "\\",
+    ),
+    *("\n", "\n\n", "{", "}", "[", "```", "json", "<｜", "｜>", "end", "stop", "\t", "&", "2>&1"),
+]
+TOOL = '\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="f">\n<｜DSML｜ parameter name="x" string="true">a b c'
+TOOL += "</｜DSML｜ parameter>"
+TOOL += "\n</｜DSML｜ invoke>\n</｜DSML｜ calls>"
+
+
+class Setting:
+    """Tokenizers, with a repr that hypothesis can print."""
+
+    def __init__(self) -> None:
+        path = Path(str(files("tests.gateway") / "data" / "tokenizer.json"))
+        self.prompts = PromptTokenizer.from_file(path)
+        self.output = Tokenizer.from_file(str(path))
+        control = self.prompts.vocabulary.control_ids
+        self.control = {control[text] for text in ("<think>", "</think>", "｜DSML｜")}
+
+    def ids(self, text: str) -> list[int]:
+        """As a model writes it: thinking and tool markup as control tokens."""
+        ids: list[int] = self.output.encode(text)
+        return ids
+
+
+@pytest.fixture(scope="module")
+def setting() -> Setting:
+    return Setting()
+
+
+def converted(thinking: bool, **fields: Any) -> ConversationRequest:
+    body = {"model": "DeepSeek-V4.1-Flash", "stream": True, "messages": [{"role": "user", "content": "json"}]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    body |= {"thinking": {"type": "enabled" if thinking else "disabled"}, "tools": tools, **fields}
+    return ChatCompletionRequest(body).convert(ConversionOptions())
+
+
+def stream(
+    setting: Setting, request: ConversationRequest, deltas: list[TokenDelta], fast: bool
+) -> tuple[bytes, int]:
+    """All events, and how many tokens went past the parser."""
+    parser = OutputParser(
+        ChatCompletionRequest.chunk_generator(request, "chatcmpl-1", "m"),
+        request.parsing_options,
+        setting.output,
+        eos_token_ids=[EOS],
+        prompt_tokens=3,
+        exact=False,
+        detokenizer=setting.prompts.stream_detokenizer(),
+    )
+    encoder, events, past = ChatEncoder(True), b"", 0
+    for delta in deltas:
+        plain = parser.plain(delta) if fast else None
+        form = encoder.forms.get(0)
+        if plain is not None and form is not None:
+            parser.skip()
+            events += form[0] + plain + form[1]
+            past += 1
+            continue
+        chunks = parser.feed(delta)
+        if chunks:
+            events += encoder.encode(0, chunks, parser)
+        if parser.finished:
+            break
+    return events + encoder.finish(), past
+
+
+def deltas_of(ids: list[int], reason: FinishReason = FinishReason.STOP) -> list[TokenDelta]:
+    return [TokenDelta("r", [token]) for token in ids] + [TokenDelta("r", [EOS], reason)]
+
+
+def masked(events: bytes) -> list[Any]:
+    """Events without the time of their making and the ids of tool calls, which are random."""
+    text = re.sub(r'"call_\w+"', '"call"', events.decode())
+    lines = [line[6:] for line in text.split("\n\n") if line]
+    return [json.loads(line) | {"created": 0} if line != "[DONE]" else line for line in lines]
+
+
+TEXTS = st.lists(st.sampled_from(WORDS) | st.sampled_from(MARKUP) | st.just(TOOL), max_size=25).map("".join)
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=TEXTS, thinking=st.booleans(), cut=st.integers(0, 3))
+def test_the_same_events_with_and_without(setting: Setting, text: str, thinking: bool, cut: int) -> None:
+    request = converted(thinking)
+    ids = setting.ids(text)
+    deltas = deltas_of(
+        ids[: len(ids) - cut] if cut else ids, FinishReason.LENGTH if cut else FinishReason.STOP
+    )
+    slow, none_past = stream(setting, request, deltas, fast=False)
+    fast, _ = stream(setting, request, deltas, fast=True)
+    assert masked(fast) == masked(slow)
+    assert none_past == 0
+
+
+@settings(deadline=None, max_examples=150)
+@given(ids=st.lists(st.integers(2, 1023), max_size=40), thinking=st.booleans())
+def test_the_same_events_for_any_tokens(setting: Setting, ids: list[int], thinking: bool) -> None:
+    """Halves of characters, control tokens in odd places, anything that a model may sample."""
+    request = converted(thinking)
+    size = len(setting.prompts.decode([5]) and setting.prompts._detokenizer.bytes_of)
+    deltas = deltas_of([token % (size - 2) + 2 for token in ids])
+    fast, _ = stream(setting, request, deltas, fast=True)
+    slow, _ = stream(setting, request, deltas, fast=False)
+    assert without_reasoning_tokens(masked(fast)) == without_reasoning_tokens(masked(slow))
+
+
+def without_reasoning_tokens(events: list[Any]) -> list[Any]:
+    """The recipe counts a token twice whose text it held back for a while, such as a stray control token."""
+    events[-2]["usage"].pop("completion_tokens_details", None)
+    return events
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=TEXTS, sizes=st.lists(st.integers(1, 4), min_size=1, max_size=60))
+def test_the_same_events_when_steps_bring_several_tokens(
+    setting: Setting, text: str, sizes: list[int]
+) -> None:
+    request, ids = converted(False), setting.ids(text)
+    deltas: list[TokenDelta] = []
+    while ids:
+        size = sizes[len(deltas) % len(sizes)]
+        deltas.append(TokenDelta("r", ids[:size]))
+        ids = ids[size:]
+    deltas.append(TokenDelta("r", [EOS], FinishReason.STOP))
+    fast, _ = stream(setting, request, deltas, fast=True)
+    slow, _ = stream(setting, request, deltas, fast=False)
+    assert _joined(masked(fast)) == _joined(masked(slow))
+
+
+def _joined(events: list[Any]) -> Any:
+    """Text per kind, tool calls and usage: several tokens may be cut into events in more than one way."""
+    text: dict[str, str] = {"content": "", "reasoning_content": "", "arguments": ""}
+    for event in events[:-1]:
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            for kind in ("content", "reasoning_content"):
+                text[kind] += delta.get(kind) or ""
+            for call in delta.get("tool_calls") or ():
+                text["arguments"] += (call["function"].get("name") or "") + (
+                    call["function"]["arguments"] or ""
+                )
+    return text, events[-2]["usage"], events[-1]
+
+
+def test_prose_goes_past(setting: Setting) -> None:
+    ids = setting.ids("the world is round and we go round it" * 3)
+    events, past = stream(setting, converted(False), deltas_of(ids), fast=True)
+    assert past == len(ids) - 2  # the first starts the answer, the second shows the form
+    usage = masked(events)[-2]["usage"]
+    assert usage["completion_tokens"] == len(ids) + 1
+
+
+def test_reasoning_tokens_are_counted_as_reasoning(setting: Setting) -> None:
+    ids = setting.ids("let me think about it now</think>the answer is four")
+    events, past = stream(setting, converted(True), deltas_of(ids), fast=True)
+    assert past > 5
+    slow, _ = stream(setting, converted(True), deltas_of(ids), fast=False)
+    assert masked(events)[-2]["usage"] == masked(slow)[-2]["usage"]
+    assert masked(slow)[-2]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 5
+
+
+@pytest.mark.parametrize("fields", [{"stop": ["round"]}, {"response_format": {"type": "json_object"}}])
+def test_stop_strings_and_json_go_through_the_parser(setting: Setting, fields: dict[str, Any]) -> None:
+    ids = setting.ids("the world is round")
+    _, past = stream(setting, converted(False, **fields), deltas_of(ids), fast=True)
+    assert past == 0
+
+
+def test_text_behind_something_held_back_waits_for_it(setting: Setting) -> None:
+    """`<` is held back until the next token shows that it starts nothing."""
+    ids = setting.ids("one two<three four five")
+    events, _ = stream(setting, converted(False), deltas_of(ids), fast=True)
+    content = "".join(
+        choice["delta"].get("content") or "" for event in masked(events)[:-1] for choice in event["choices"]
+    )
+    assert content == "one two<three four five"
