@@ -50,9 +50,11 @@ def test_the_end_counts_and_logs(caplog: pytest.LogCaptureFixture, monkeypatch: 
     assert metrics.totals.output_tokens == 3 and metrics.totals.requests == 1
 
 
-def test_polling_is_not_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polling_is_not_logged_and_not_in_the_totals(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("vllm_deepinfer"), "propagate", True)
     caplog.set_level(logging.INFO, "vllm_deepinfer")
     metrics = GatewayMetrics()
     begin(route="/health").end(metrics)
-    assert caplog.records == [] and metrics.totals.requests == 1
+    assert caplog.records == [] and metrics.totals.requests == 0
+    begin(route="/v1/models").end(metrics)
+    assert len(caplog.records) == 1 and metrics.totals.requests == 1

@@ -59,13 +59,14 @@ class Call:
     def end(self, metrics: GatewayMetrics, **more: object) -> None:
         """Count and log the call."""
         now, account = time.monotonic(), self.account
-        metrics.request(self.route, self.status, now - account.received)
+        polled = self.route in QUIET
+        metrics.request(self.route, self.status, now - account.received, polled)
         metrics.usage(account.prompt_tokens, account.cached_tokens, account.output_tokens)
         ttft = None
         if account.first_token is not None:
             ttft = round((account.first_token - account.received) * 1e3, 1)
         access.log(
-            logging.DEBUG if self.route in QUIET else logging.INFO,
+            logging.DEBUG if polled else logging.INFO,
             "request",
             extra={
                 "request_id": self.request_id,

@@ -125,10 +125,12 @@ class GatewayMetrics:
             registry=registry,
         )
 
-    def request(self, route: str, status: int, seconds: float) -> None:
-        """Count one answered request."""
+    def request(self, route: str, status: int, seconds: float, polled: bool = False) -> None:
+        """Count one answered request; `polled`: a health check or the like, which the status page leaves out."""
         self.requests.labels(route, str(status)).inc()
         self.duration.labels(route).observe(seconds)
+        if polled:
+            return
         self.totals.requests += 1
         self.totals.refused += status in (429, 503)
         self.totals.failed += status >= 500 and status != 503
