@@ -50,7 +50,9 @@ def test_the_end_counts_and_logs(caplog: pytest.LogCaptureFixture, monkeypatch: 
     assert metrics.totals.output_tokens == 3 and metrics.totals.requests == 1
 
 
-def test_polling_is_not_logged_and_not_in_the_totals(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polls_are_neither_logged_nor_totalled(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logging.getLogger("vllm_deepinfer"), "propagate", True)
     caplog.set_level(logging.INFO, "vllm_deepinfer")
     metrics = GatewayMetrics()

@@ -126,7 +126,7 @@ class GatewayMetrics:
         )
 
     def request(self, route: str, status: int, seconds: float, polled: bool = False) -> None:
-        """Count one answered request; `polled`: a health check or the like, which the status page leaves out."""
+        """Count one answered request; `polled`: a health check or the like, not for the status page."""
         self.requests.labels(route, str(status)).inc()
         self.duration.labels(route).observe(seconds)
         if polled:
