@@ -37,6 +37,7 @@ class Runner:
         self.hub = hub
         self.prompts = prompts
         self._output = output
+        self._end_of_reasoning = prompts.vocabulary.control_ids["</think>"]
         self._max_prompt_tokens = max_prompt_tokens
 
     async def encode(self, prompt: RenderedPrompt) -> list[int]:
@@ -108,5 +109,6 @@ class Runner:
             eos_token_ids=self.engine.info.eos_token_ids,
             prompt_tokens=prompt_tokens,
             exact=prepared.exact,
+            end_of_reasoning=self._end_of_reasoning,
             detokenizer=None if prepared.sampling.logprobs is not None else self.prompts.stream_detokenizer(),
         )

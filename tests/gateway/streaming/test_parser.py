@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from tests.gateway.harness import DATA, EOS, TOKENIZER, ids_of
 from vllm_deepinfer.engine import FinishReason, TokenDelta, TokenLogprobs
+from vllm_deepinfer.gateway.dialects.chat import ChatEncoder
 from vllm_deepinfer.gateway.streaming.parser import OutputParser
 from vllm_deepinfer.gateway.tokens import PromptTokenizer
 
@@ -374,6 +375,41 @@ def test_a_stop_token_of_the_request_has_no_text_either() -> None:
     documents = _texts(parser, TokenDelta("r", [*byte_ids("hi"), stop], FinishReason.STOP, stop))
     assert "".join(d["choices"][0]["delta"].get("content") or "" for d in documents) == "hi"
     assert parser.tokens == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    thought=st.lists(st.integers(11, 500), max_size=40),
+    said=st.lists(st.integers(11, 500), max_size=10),
+    ends=st.booleans(),
+    own=st.booleans(),
+)
+def test_reasoning_is_counted_by_its_tokens(
+    thought: list[int], said: list[int], ends: bool, own: bool
+) -> None:
+    """Any tokens, also those whose text the recipe's parser holds back, and then counts twice."""
+    request, _, converted = convert("chat", V41)
+    end = ids_of("</think>")[0]
+    parser = OutputParser(
+        request.chunk_generator(converted, "id", "m"),
+        converted.parsing_options,
+        TOKENIZER,
+        eos_token_ids=[EOS],
+        prompt_tokens=1,
+        exact=False,
+        end_of_reasoning=end,
+        detokenizer=PROMPTS.stream_detokenizer() if own else None,
+    )
+    encoder = ChatEncoder(True)
+    for token in [*thought, end, *said] if ends else thought:
+        encoder.encode(0, parser.feed(TokenDelta("r", [token])), parser)
+    encoder.encode(0, parser.feed(TokenDelta("r", (), FinishReason.STOP)), parser)
+    usage = json.loads(encoder.finish().split(b"\n")[0].removeprefix(b"data: "))["usage"]
+    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert reasoning <= len(thought)
+    text = PROMPTS.decode(thought)
+    if "<" not in text and not text.startswith("\n") and "\ufffd" not in text:
+        assert reasoning == len(thought)
 
 
 def test_a_failure_without_tokens_begins_no_answer() -> None:

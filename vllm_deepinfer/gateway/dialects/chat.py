@@ -208,8 +208,8 @@ def _counted(usage: Body, parser: OutputParser) -> Body:
     prompt = usage.get("prompt_tokens", 0)
     counted = usage | {"completion_tokens": parser.tokens, "total_tokens": prompt + parser.tokens}
     details = usage.get("completion_tokens_details")
-    if details and parser.skipped_reasoning:
-        reasoning = details["reasoning_tokens"] + parser.skipped_reasoning
+    if details:
+        reasoning = parser.reasoning_tokens(details["reasoning_tokens"])
         counted["completion_tokens_details"] = details | {"reasoning_tokens": reasoning}
     return counted
 

@@ -180,7 +180,7 @@ class ResponsesEncoder:
 
     def _patch(self, text: str, parser: OutputParser) -> str:
         document = json.loads(text)
-        self._response = finished(document["response"], self._settings, parser.tokens)
+        self._response = finished(document["response"], self._settings, parser)
         return _dump(document | {"response": self._response})
 
     def finish(self) -> bytes:
@@ -206,27 +206,35 @@ class ResponsesCollector:
     def __init__(self, answer_id: str, model: str, settings: Body) -> None:
         self._response = ResponsesResponse(answer_id, model, int(time.time()), 0, 0)
         self._settings = settings
-        self._tokens = 0
+        self._parser: OutputParser | None = None
 
     def add(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> None:
         """See Collector."""
         for chunk in chunks:
             assert isinstance(chunk, ResponsesStreamEvent)
             self._response.accumulate(chunk)
-        self._tokens = parser.tokens
+        self._parser = parser
 
     def result(self) -> Body:
         """See Collector."""
-        return finished(json.loads(self._response.to_json()), self._settings, self._tokens)
+        assert self._parser is not None
+        return finished(json.loads(self._response.to_json()), self._settings, self._parser)
 
 
-def finished(response: Body, settings: Body, tokens: int) -> Body:
-    """The response with the gateway's own settings and count."""
+def finished(response: Body, settings: Body, parser: OutputParser) -> Body:
+    """The response with the gateway's own settings and counts."""
     usage = response.get("usage")
     if usage is not None:
+        tokens = parser.tokens
         details = {"cache_write_tokens": 0} | usage["input_tokens_details"]  # newer clients require it
         total = usage["input_tokens"] + tokens
-        usage = usage | {"input_tokens_details": details, "output_tokens": tokens, "total_tokens": total}
+        reasoning = parser.reasoning_tokens(usage["output_tokens_details"]["reasoning_tokens"])
+        usage = usage | {
+            "input_tokens_details": details,
+            "output_tokens": tokens,
+            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "total_tokens": total,
+        }
     return response | settings | {"usage": usage}
 
 

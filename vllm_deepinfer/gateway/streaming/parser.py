@@ -46,6 +46,7 @@ class OutputParser:
         prompt_tokens: length of the prompt, for usage.
         exact: feed token by token, so that text, counts and logprobs stop at the same token. Needed with stop
             strings or logprobs; else a delta of several tokens makes one chunk.
+        end_of_reasoning: id of the token that ends the reasoning, for counting what came before it.
         detokenizer: decodes token ids in half the time; not with logprobs, which the processor has to decode.
         fingerprint: `system_fingerprint` of the answer.
     """
@@ -59,6 +60,7 @@ class OutputParser:
         eos_token_ids: Sequence[int],
         prompt_tokens: int,
         exact: bool,
+        end_of_reasoning: int | None = None,
         detokenizer: StreamDetokenizer | None = None,
         fingerprint: str | None = None,
     ) -> None:
@@ -67,6 +69,10 @@ class OutputParser:
         self._prompt_tokens = prompt_tokens
         self._exact = exact
         self._detokenizer = detokenizer
+        self._end_of_reasoning = end_of_reasoning
+        stage = options.thinking_initial_stage
+        self._reasons = end_of_reasoning is not None and stage is not None and stage.starts_in_reasoning()
+        self._reasoning = 0  # tokens before the end of the reasoning
         self._held = 0  # tokens whose text is not whole characters yet
         self.last_plain: bytes | None = None  # text of the last delta, if it was one token of plain text
         self.steady = False  # whether that came out just as it went in, so that nothing is held back
@@ -123,7 +129,17 @@ class OutputParser:
     def skip(self) -> None:
         """Count a token of plain text that went past the processor, and that its usage therefore lacks."""
         self.tokens += 1
+        self._reasoning += self._reasons
         self.skipped_reasoning += self.reasoning
+
+    def reasoning_tokens(self, counted: int) -> int:
+        """Tokens of reasoning, given what the processor has counted.
+
+        Either count can only be too high: the processor's, which takes a token twice whose text it held back
+        for a while, and the one of tokens before `end_of_reasoning`, where a tool call ended the reasoning.
+        """
+        counted += self.skipped_reasoning
+        return counted if self._end_of_reasoning is None else min(counted, self._reasoning)
 
     def _begin(self, cached_tokens: int) -> list[Chunk]:
         self._started = True
@@ -150,6 +166,8 @@ class OutputParser:
 
     def _push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> list[Chunk]:
         self.tokens += len(ids)
+        if self._reasons:
+            self._count_reasoning(ids)
         if self._detokenizer is None:
             chunk = InferenceChunk.tokens(ids, _logprobs(logprobs))
         else:
@@ -162,6 +180,13 @@ class OutputParser:
         chunks: list[Chunk] = self._processor.push(chunk)
         self.finished = self._processor.finished
         return chunks
+
+    def _count_reasoning(self, ids: Sequence[int]) -> None:
+        for token in ids:
+            if token == self._end_of_reasoning:
+                self._reasons = False
+                return
+            self._reasoning += 1
 
 
 def _logprobs(entries: Sequence[TokenLogprobs] | None) -> Any:
