@@ -101,9 +101,11 @@ class ApiBench:
     def measure(self, door: Door, answers: int) -> float:
         """CPU µs of the front process per token, for `answers` answers on each stream."""
         with self._workshop.load(door, STREAMS, ANSWER_TOKENS, "api-load", 0.2, answers) as load:
-            cpu = door.child.cpu_seconds()
+            cpu, deadline = door.child.cpu_seconds(), time.monotonic() + 300
             while read_sample(load)["answers"] < STREAMS * answers:
                 time.sleep(0.05)
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{door.name} did not finish {answers} answers per stream in 300 s")
             cpu = door.child.cpu_seconds() - cpu
         return 1e6 * cpu / (STREAMS * answers * ANSWER_TOKENS)
 

@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tokenizers import Tokenizer
 
 from vllm_deepinfer.bench.gateway.processes import Child, free_port
 from vllm_deepinfer.bench.gateway.upstream import Options
@@ -67,11 +69,7 @@ class Workshop:
         tokenizer = released_tokenizer()
         for name, text in tokenizer_files(tokenizer, context_length=32_768).items():
             (folder / name).write_text(text, encoding="utf-8")
-        vocabulary = tokenizer.get_vocab()
-        words = [word for word in vocabulary if word[0] == "Ġ" and len(word) == 4 and word[1:].isascii()]
-        self._words = [
-            (vocabulary[word], " " + word[1:]) for word in sorted(words)[:97] if word[1:].isalpha()
-        ]
+        self._words = _prose(tokenizer)
 
     def python(self, module: str, *arguments: str, core: int, log: str) -> Child:
         """A module of this package as a process."""
@@ -153,6 +151,14 @@ def read_sample(load: Child) -> dict[str, int]:
     return sample
 
 
+def _prose(tokenizer: Tokenizer) -> list[tuple[int, str]]:
+    """English and code of this package's corpus as tokens that are whole characters, with their texts."""
+    corpus = resources.files("vllm_deepinfer.checkpoint") / "data" / "corpus.txt"
+    ids: list[int] = tokenizer.encode(corpus.read_text(encoding="utf-8")).ids
+    words = [(token, tokenizer.decode([token])) for token in ids]
+    return [(token, text) for token, text in words if "\ufffd" not in text]
+
+
 def _sample(
     cpu: float,
     events: int,
@@ -167,6 +173,8 @@ def _sample(
             arrived, left = record
             added.append(1000 * ((got - sent) - (left - arrived)))
             ttft.append(1000 * (got - sent))
+    if not (events and added):
+        raise RuntimeError("no token arrived while it was measured; is the machine busy with something else?")
     return Sample(1e6 * cpu / events, events / took, sorted(added), sorted(ttft))
 
 

@@ -17,6 +17,7 @@ from typing import cast
 from vllm_deepinfer.bench.gateway.lines import serve_lines
 
 END = b"0\r\n\r\n"
+EVENT = b"data: {"
 RETRY_S = 2.0  # after 429
 
 
@@ -110,12 +111,12 @@ class Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         load = self._load
+        data = self._tail + data
         if self._waiting and not self._begin(data):
             return
-        load.events += data.count(b"data: {")
-        tail = self._tail + data[-5:]
-        self._tail = tail[-5:]
-        if tail.endswith(END):
+        load.events += data.count(EVENT)
+        self._tail = data[1 - len(EVENT) :]  # too short to hold an event, long enough to hold END
+        if data.endswith(END):
             self._tail = b""
             self._asking = False
             load.answers += 1
@@ -123,19 +124,21 @@ class Stream(asyncio.Protocol):
             self._ask()
 
     def _begin(self, data: bytes) -> bool:
-        """The first event of an answer, or a refusal."""
-        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
+        """Whether the first event of an answer is here; a refusal is dealt with."""
+        self._tail = data
+        if data.startswith(b"HTTP/1.1 ") and len(data) > 12 and not data.startswith(b"HTTP/1.1 200"):
             self._refused(data)
             return False
         found = data.find(b'"id":"')
-        if found < 0:
+        end = data.find(b'"', found + 6)
+        if found < 0 or end < 0:
             return False
         self._waiting = False
-        name = data[found + 6 : data.index(b'"', found + 6)].decode()
-        self._load.first.append((name, self._sent, time.monotonic()))
+        self._load.first.append((data[found + 6 : end].decode(), self._sent, time.monotonic()))
         return True
 
     def _refused(self, data: bytes) -> None:
+        self._tail = b""
         if data.startswith(b"HTTP/1.1 429"):
             self._load.refused += 1
             asyncio.get_running_loop().call_later(RETRY_S, self._ask)

@@ -15,6 +15,7 @@ import json
 import re
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from typing import cast
 
@@ -31,7 +32,7 @@ from vllm_deepinfer.policy.step_cost import StepCost
 class Options(msgspec.Struct, frozen=True):
     """What to simulate; given as JSON.
 
-    Attributes: `words` are token ids and their texts; answers repeat them.
+    Attributes: `words` are token ids and their texts; answers are cut from them, round and round.
     """
 
     step_ms: float
@@ -54,8 +55,8 @@ class Upstream:
         self.engine = SimulatedEngine(config, tokens=self._answer)
 
     def _answer(self, request: GenerateRequest) -> TokenAt:
-        words = self.words
-        return lambda position: words[position % len(words)][0]
+        words, start = self.words, zlib.crc32(request.request_id.encode())  # every answer begins elsewhere
+        return lambda position: words[(start + position) % len(words)][0]
 
     def arrived(self, request_id: str) -> None:
         """A request is here."""
@@ -124,7 +125,7 @@ class HttpStreams:
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
         self.connections: dict[str, HttpStream] = {}
-        self.texts = dict(upstream.words)
+        self.texts = {token: json.dumps(text, ensure_ascii=False)[1:-1] for token, text in upstream.words}
         self.count = 0
 
     def sink(self, deltas: Sequence[TokenDelta]) -> None:
