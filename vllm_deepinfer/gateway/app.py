@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from vllm_deepinfer.gateway import openapi, routes
+from vllm_deepinfer.gateway import openapi, routes, stored_routes
 from vllm_deepinfer.gateway.apis import ResponsesApi, StatelessApi
 from vllm_deepinfer.gateway.calls import CLIENT_LEFT, Call
 from vllm_deepinfer.gateway.core import Core
@@ -60,7 +60,7 @@ class GatewayApp:
             routes.operations(core),
             routes.models(core),
             routes.tokens(core),
-            routes.responses(self.background),
+            stored_routes.responses(self.background),
         ):
             app.include_router(router)
         document = openapi.build(app)
@@ -134,7 +134,10 @@ class GatewayApp:
             call.key = self.core.keys.authenticate(
                 header(scope, b"authorization"), header(scope, b"x-api-key")
             )
-            with self.core.hold_rate(call):
+            if scope["method"] == "POST":
+                with self.core.hold_rate(call):
+                    await self.fastapi(scope, receive, tagged)
+            else:  # a look at what is there costs nothing
                 await self.fastapi(scope, receive, tagged)
         except ApiError as error:  # raised before FastAPI saw the request
             document = error_body(scope["path"], error, call.request_id)

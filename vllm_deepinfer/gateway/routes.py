@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -18,7 +17,6 @@ from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.http_io import parse_object, read_body
 from vllm_deepinfer.gateway.offload import offload
 from vllm_deepinfer.gateway.openapi import documented
-from vllm_deepinfer.gateway.stored import BackgroundResponses
 from vllm_deepinfer.gateway.tokens import TokenizerError
 
 BOS = "<｜begin▁of▁sentence｜>"
@@ -177,47 +175,3 @@ async def _tokenize(body: Body, size: int, core: Core) -> list[int]:
     if body.get("add_special_tokens"):
         return [core.runner.prompts.vocabulary.control_ids[BOS], *ids]
     return ids
-
-
-def responses(background: BackgroundResponses) -> APIRouter:
-    """Stored responses."""
-    router = APIRouter(prefix="/v1/responses/{response_id}", tags=["responses"])
-
-    @router.get("", **documented(200, 404))
-    async def get_response(response_id: str, request: Request) -> JSONResponse:
-        """A stored response."""
-        return JSONResponse((await background.get(response_id, _call(request).tenant)).document)
-
-    @router.delete("", **documented(200, 404))
-    async def delete_response(response_id: str, request: Request) -> JSONResponse:
-        """Delete a stored response; work on it stops."""
-        await background.delete(response_id, _call(request).tenant)
-        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
-
-    @router.post("/cancel", **documented(200, 400, 404))
-    async def cancel_response(response_id: str, request: Request) -> JSONResponse:
-        """Stop a background response."""
-        return JSONResponse(await background.cancel(response_id, _call(request).tenant))
-
-    @router.get("/input_items", **documented(200, 404))
-    async def input_items(response_id: str, request: Request) -> JSONResponse:
-        """Input items of one turn."""
-        turn = await background.get(response_id, _call(request).tenant)
-        items = [_shown(item, f"item_{response_id}_{i}") for i, item in enumerate(turn.input)]
-        ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
-        return JSONResponse({"object": "list", "data": items, "has_more": False, **ends})
-
-    return router
-
-
-def _shown(item: Any, item_id: str) -> Any:
-    """An input item as the API lists it: with an id, and with its text as parts."""
-    if not isinstance(item, dict):
-        return item
-    shown = {"id": item_id, **item}
-    if "role" in shown:
-        shown.setdefault("type", "message")
-        kind = "output_text" if shown["role"] == "assistant" else "input_text"
-        if isinstance(shown.get("content"), str):
-            shown["content"] = [{"type": kind, "text": shown["content"]}]
-    return shown
