@@ -1,0 +1,201 @@
+"""The model class inside vLLM: golden parity through a real engine; other schedules as the plain form."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm_deepinfer_plugins.model import causal_lm
+from vllm_deepinfer_plugins.model.causal_lm import DeepseekV41ForCausalLM, engram_hash
+from vllm_deepinfer_plugins.model.sequence import Store
+from vllm_deepinfer_plugins.model.tiles import ROWS
+from vllm_deepinfer_plugins.model.weights import load_backbone, read_tensors
+
+from vllm_deepinfer.errors import UserError
+
+from . import engines
+from .blocks import make_stores
+from .engines import FIXTURES, NAMES
+from .samples import assert_parity, backbone, config_fields, divergence, golden, tiny, token_ids
+
+VOCAB = 512
+# Schedules and sizes that the fixtures do not have.
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "window-alone": {"ratios": (0, 0, 0), "engram_layers": ()},
+    "one-source-from-the-start": {"ratios": (1, 1, 1), "engram_layers": ()},
+    "ratios-4-2-1-two-engrams": {"ratios": (0, 4, 4, 2, 2, 1, 1), "engram_layers": (0, 4)},
+    "tiny-candidate-blocks": {
+        "ratios": (2, 2, 1, 1, 1),
+        "index_sources": (0, 1, 2, 3, 4),
+        "overrides": {"candidate_topk_blocks": 2, "candidate_block_size": 2, "index_topk": 3},
+    },
+    "one-entry-one-token": {"ratios": (0, 2, 1, 1), "window": 1, "overrides": {"index_topk": 1}},
+    "released-encoding": {"ratios": (0, 2, 1), "encoding": "released", "dspark_blocks": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def engine_logits(llm: Any, prompts: list[list[int]]) -> list[torch.Tensor]:
+    """Log-probabilities [length, vocab] of prompts in one call: those of each token, and of the one after."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=VOCAB, logprobs=VOCAB)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+    results = []
+    for output in outputs:
+        rows = [*output.prompt_logprobs[1:], output.outputs[0].logprobs[0]]
+        values = torch.full((len(rows), VOCAB), -torch.inf)
+        for at, row in enumerate(rows):
+            values[at, list(row)] = torch.tensor([entry.logprob for entry in row.values()])
+        results.append(values)
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_parity_through_the_engine(name: str) -> None:
+    """The fixture's own folder, in which golden.safetensors lies beside the weights."""
+    wanted = golden(name)
+    with engines.engine(FIXTURES / name, max_logprobs=VOCAB, enable_prefix_caching=False) as llm:
+        found = engine_logits(llm, [ids.tolist() for ids, _ in wanted.values()])
+    for (_, logits), ours in zip(wanted.values(), found, strict=True):
+        assert_parity(logits, ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_other_schedules_as_the_plain_form(schedule: str, tmp_path: Path) -> None:
+    path = tiny(tmp_path, vocab=VOCAB, **SCHEDULES[schedule])
+    plain, prompts = load_backbone(path), engines.prompts([1, 2, 3, 17, 64, 100])
+    with engines.engine(path, max_logprobs=VOCAB, max_model_len=512, enable_prefix_caching=False) as llm:
+        found = engine_logits(llm, prompts)
+    for ids, ours in zip(prompts, found, strict=True):
+        wanted = plain.whole(torch.tensor([ids]))[0]
+        assert float(wanted.std()) > 1
+        assert float(divergence(wanted, ours).max()) <= 1e-4
+
+
+# Without an engine
+
+
+def vllm_config(folder: Path | str = FIXTURES / NAMES[0], name: str = NAMES[0], **text: Any) -> Any:
+    fields = config_fields(name)
+    fields["text_config"] |= text
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            hf_config=SimpleNamespace(to_dict=lambda: fields),
+            dtype=torch.float32,
+            model=str(folder),
+            tokenizer=str(folder),
+            tokenizer_revision=None,
+        ),
+        cache_config=SimpleNamespace(block_size=16),
+        compilation_config=SimpleNamespace(static_forward_context={}),
+        additional_config={},
+    )
+
+
+@pytest.fixture
+def model() -> DeepseekV41ForCausalLM:
+    module = DeepseekV41ForCausalLM(vllm_config=vllm_config(), prefix="model")
+    module.load_weights(read_tensors(FIXTURES / NAMES[0]))
+    return module
+
+
+def test_loaded_parameters_are_all_reported() -> None:
+    module = DeepseekV41ForCausalLM(vllm_config=vllm_config())
+    filled = module.load_weights(read_tensors(FIXTURES / NAMES[0]))
+    assert filled == {name for name, _ in module.named_parameters()}
+    reference = dict(backbone().named_parameters())
+    assert all(torch.equal(p, reference[name]) for name, p in module.backbone.named_parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stores(name: str) -> None:
+    """What a token leaves behind, layer by layer; the names start with vLLM's prefix."""
+    config = vllm_config(name=name)
+    module = DeepseekV41ForCausalLM(vllm_config=config, prefix="model")
+    wanted, _ = make_stores(module.config, 16)
+    pairs: list[tuple[Any, Any]] = [
+        (module.stores.tokens, wanted.tokens),
+        (module.stores.entries, wanted.entries),
+    ]
+    for ours, reference in pairs:
+        assert ours.keys() == reference.keys()
+        for key, store in ours.items():
+            for field in ("channels", "dtype", "window", "ratio", "block_size"):
+                assert getattr(store, field) == getattr(reference[key], field), (key, field)
+    registered = config.compilation_config.static_forward_context
+    assert set(registered) == {store.prefix for store in module._paged}
+    assert all(prefix.startswith("model.layers.") for prefix in registered)
+
+
+def test_no_store_for_what_a_model_does_not_have() -> None:
+    text: dict[str, Any] = {"engram_layer_ids": [], "engram_num_embeddings": []}
+    module = DeepseekV41ForCausalLM(vllm_config=vllm_config(**text))
+    assert (Store.IDS, 0) not in module.stores.tokens
+    assert set(module.stores.entries) == {2, 4}
+
+
+def test_without_caches_the_plain_form(
+    model: DeepseekV41ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's memory profiling runs the model before there are caches."""
+    monkeypatch.setattr(causal_lm, "get_forward_context", lambda: SimpleNamespace(attn_metadata=None))
+    ids = token_ids(300)
+    hidden = model(ids, torch.arange(300))
+    assert hidden.shape == (300, 64)
+    assert not hidden[causal_lm.PROFILE_TOKENS :].any()
+    assert_parity(backbone().whole(ids[:20].unsqueeze(0))[0], model.compute_logits(model(ids[:20], None)))
+
+
+def test_logits_of_no_rows(model: DeepseekV41ForCausalLM) -> None:
+    logits = model.compute_logits(torch.empty(0, 64))
+    assert (logits.shape, logits.dtype) == ((0, VOCAB), torch.float32)
+
+
+def test_embeddings(model: DeepseekV41ForCausalLM) -> None:
+    ids = torch.tensor([5, 5, 400])
+    assert torch.equal(model.embed_input_ids(ids), backbone().embed.weight[ids])
+
+
+def test_text_only(model: DeepseekV41ForCausalLM) -> None:
+    with pytest.raises(ValueError, match="text only: send token ids"):
+        model(token_ids(3), torch.arange(3), inputs_embeds=torch.zeros(3, 64))
+
+
+@pytest.mark.parametrize(("setting", "rows"), [(True, ROWS), (False, None)])
+def test_batch_invariant_mode_is_a_setting(setting: bool, rows: int | None) -> None:
+    config = vllm_config()
+    config.additional_config = {"deepinfer": {"batch_invariant": setting}}
+    assert DeepseekV41ForCausalLM(vllm_config=config).tiles.rows == rows
+
+
+def test_which_files_hold_weights(tmp_path: Path) -> None:
+    assert DeepseekV41ForCausalLM(vllm_config=vllm_config()).allow_patterns_overrides == ["model.safetensors"]
+    sharded = tiny(tmp_path, vocab=VOCAB, layers=3)  # vLLM goes by an index where there is one
+    shutil.copy(FIXTURES / NAMES[0] / "tokenizer.json", sharded)
+    assert DeepseekV41ForCausalLM(vllm_config=vllm_config(sharded)).allow_patterns_overrides is None
+
+
+def test_engrams_hash_is_the_tokenizers(tmp_path: Path) -> None:
+    hashes = engram_hash(vllm_config())
+    assert hashes is not None and hashes.max_ngram == 3
+    assert engram_hash(vllm_config(engram_layer_ids=[], engram_num_embeddings=[])) is None
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json, .*: add it"):
+        engram_hash(vllm_config(tmp_path))
+
+
+def test_a_tokenizer_that_compresses_to_another_size() -> None:
+    with pytest.raises(UserError, match=r"engram_compressed_vocab_size is 419, but .* compress to 420"):
+        engram_hash(vllm_config(engram_compressed_vocab_size=419))
