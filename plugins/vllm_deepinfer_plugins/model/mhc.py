@@ -60,8 +60,8 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
             matrix = matrix / (matrix.sum(dim=-1, keepdim=True) + eps)
             matrix = matrix / (matrix.sum(dim=-2, keepdim=True) + eps)
         return matrix
-    # The same steps in place: 40 of these run per layer, and allocation is half of their cost. As a tensor, eps
-    # is not converted anew in each of them, which took as long as the sums.
+    # The same steps in place: 40 of these run per layer, and allocation is half of their cost. As a tensor,
+    # eps is not converted anew in each of them, which took as long as the sums.
     small = matrix.new_tensor(eps)
     matrix.div_(matrix.sum(dim=-2, keepdim=True).add_(small))
     for _ in range(iterations - 1):
