@@ -93,7 +93,7 @@ class Gateway:
 
     async def idle(self) -> None:
         """Wait until the engine has nothing left to do."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.engine.load().active_requests or self.app.core.admission.active:
                 await asyncio.sleep(0.001)
 

@@ -56,7 +56,7 @@ class Browser:
 
     async def until(self, element: str, accept: Any) -> str:
         """Wait until an element's text is as wanted."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not accept(text := await self.text(element)):
                 await asyncio.sleep(0.1)
         return text

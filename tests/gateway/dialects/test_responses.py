@@ -117,7 +117,7 @@ async def test_what_is_not_stored_cannot_be_found(gateway: Gateway) -> None:
 async def test_a_background_response(gateway: Gateway) -> None:
     answer = await gateway.openai.responses.create(model=MODEL, input="hi", background=True)
     assert answer.status in ("queued", "in_progress") and answer.output == []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while answer.status in ("queued", "in_progress"):
             await asyncio.sleep(0.01)
             answer = await gateway.openai.responses.retrieve(answer.id)
@@ -155,7 +155,7 @@ async def test_a_failed_background_response_says_so() -> None:
     async with running("x " * 3000) as gateway:
         gateway.engine.faults.fail_requests[1] = 3
         answer = await gateway.openai.responses.create(model=MODEL, input="hi", background=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while answer.status in ("queued", "in_progress"):
                 await asyncio.sleep(0.01)
                 answer = await gateway.openai.responses.retrieve(answer.id)
