@@ -110,6 +110,7 @@ class GenerationEndpoint:
                 core.metrics.aborts.labels("disconnect").inc()
                 raise Disconnected
         finally:
+            exchange.settle()
             if exchange.unfinished:
                 core.hub.abort(started)
         if isinstance(exchange, StreamExchange):

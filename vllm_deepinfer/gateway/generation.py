@@ -22,6 +22,7 @@ async def generate(prepared: Prepared, core: Core, call: Call) -> Body:
     try:
         await exchange.done
     finally:
+        exchange.settle()
         if exchange.unfinished:
             core.hub.abort(started)
     if exchange.error is not None:

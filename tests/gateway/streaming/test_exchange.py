@@ -80,7 +80,10 @@ async def test_all_choices_have_to_end() -> None:
     assert not exchange.done.done() and exchange.unfinished
     choices[1].deliver(TokenDelta("r1", (2, 3), FinishReason.LENGTH), 11.0)
     assert exchange.done.done() and not exchange.unfinished
-    assert exchange.account.finish_reasons == ["stop", "length"] and exchange.account.output_tokens == 3
+    assert exchange.account.finish_reasons == ["stop", "length"]
+    exchange.settle()
+    exchange.settle()
+    assert exchange.account.output_tokens == 3
     assert sent.body == "0:1 1:2 1:3 "
     assert metrics.ttft.count == 1  # of the request, not of each choice
 

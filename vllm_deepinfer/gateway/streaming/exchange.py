@@ -41,6 +41,15 @@ class Exchange:
         self.abandoned = False  # the client does not read: there is nobody to tell
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open = choices
+        self._parsers: list[OutputParser] = []
+
+    def join(self, parser: OutputParser) -> None:
+        """A choice has been added."""
+        self._parsers.append(parser)
+
+    def settle(self) -> None:
+        """Put what has been generated so far on the account, also when the client has left. Idempotent."""
+        self.account.output_tokens = sum(parser.tokens for parser in self._parsers)
 
     @property
     def unfinished(self) -> bool:
@@ -147,6 +156,7 @@ class Choice:
         self._parser = parser
         self._exchange = exchange
         self._last = 0.0
+        exchange.join(parser)
 
     def deliver(self, delta: TokenDelta, now: float) -> bool:
         """See Receiver."""
@@ -171,10 +181,8 @@ class Choice:
             exchange.account.output_events += 1
             exchange.emit(self._index, chunks, parser)
         if parser.finished:
-            exchange.account.output_tokens += parser.tokens
             exchange.end_choice(parser, "stop" if delta.finish_reason is None else str(delta.finish_reason))
         elif delta.finish_reason is not None:
-            exchange.account.output_tokens += parser.tokens
             exchange.fail(_failure(delta), f"engine_{delta.finish_reason}")
         return parser.finished
 
