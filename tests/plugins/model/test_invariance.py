@@ -93,7 +93,12 @@ def test_arrivals_at_random_times(path: Path, alone: list[list[int]]) -> None:
 
 def test_forced_preemption(path: Path) -> None:
     asked = engines.prompts([40, 60, 64, 80, 100, 33, 50, 90], seed=3)
-    settings = {"invariant": True, "block_size": 16, "max_model_len": 256, "max_num_seqs": 8}
+    settings: dict[str, Any] = {
+        "invariant": True,
+        "block_size": 16,
+        "max_model_len": 256,
+        "max_num_seqs": 8,
+    }
     with engines.engine(path, enable_prefix_caching=False, **settings) as llm:
         expected = [engines.greedy(llm, [prompt], 100)[0] for prompt in asked[-2:]]
     for prefix_caching in (False, True):

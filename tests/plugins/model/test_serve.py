@@ -35,7 +35,17 @@ def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [VLLM, "serve", path, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        str(VLLM),
+        "serve",
+        str(path),
+        "--served-model-name",
+        "tiny",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "2112"]
     command += ["--max-num-batched-tokens", "200", "--additional-config", INVARIANT]
     log = tmp_path_factory.mktemp("server") / "log"
