@@ -64,7 +64,7 @@ KNOWN = ENGINE_FIELDS | RECIPE_FIELDS | OWN_FIELDS | INERT_FIELDS
 # An event whose delta is text alone, and what stands before and after the text.
 _TEXT_EVENT = re.compile(
     rb'(data: \{"id":"[^"]*",.*"choices":\[\{"index":\d+,'
-    rb'"delta":\{"content":(?:null,"reasoning_content":)?")([^"\\]+)'
+    rb'"delta":\{"content":(?:null,"reasoning_content":)?")((?:[^"\\]|\\.)+)'
     rb'("\},"logprobs":null,"finish_reason":null\}\]\}\n\n)',
     re.DOTALL,
 )
@@ -146,14 +146,16 @@ class ChatEncoder:
                 text.replace('"choices":[{"index":0,', f'"choices":[{{"index":{index},', 1) for text in texts
             ]
         events = "".join([f"data: {text}\n\n" for text in texts]).encode()
-        if parser.last_plain is not None and len(texts) == 1:
-            parser.steady = self._learn(index, events, parser)
+        if parser.fed is not None and len(texts) == 1 and not parser.finished:
+            form = self.forms.get(index)
+            known = form is not None and events == form[0] + parser.fed + form[1]
+            parser.steady = known or self._learn(index, events, parser)
         return events
 
     def _learn(self, index: int, event: bytes, parser: OutputParser) -> bool:
         """Remember the form of an event if its delta is the text that was fed, all of it and nothing else."""
         found = _TEXT_EVENT.fullmatch(event)
-        if found is None or found[2] != parser.last_plain:
+        if found is None or found[2] != parser.fed:
             return False
         self.forms[index] = (found[1], found[3])
         parser.reasoning = found[1].endswith(b'"reasoning_content":"')

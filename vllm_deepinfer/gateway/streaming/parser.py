@@ -74,12 +74,16 @@ class OutputParser:
         self._reasons = end_of_reasoning is not None and stage is not None and stage.starts_in_reasoning()
         self._reasoning = 0  # tokens before the end of the reasoning
         self._held = 0  # tokens whose text is not whole characters yet
-        self.last_plain: bytes | None = None  # text of the last delta, if it was one token of plain text
+        self.fed: bytes | None = (
+            None  # the last delta's text in JSON, if it was one token of whole characters
+        )
         self.steady = False  # whether that came out just as it went in, so that nothing is held back
         self.reasoning = False  # and whether it came out as reasoning
         self.skipped_reasoning = 0  # reasoning tokens that the processor has not counted
-        may_pass = detokenizer is not None and not (options.stop_sequences or options.parse_json_output)
-        self._plain = detokenizer.plain if detokenizer is not None and may_pass else None
+        table = (
+            None if options.stop_sequences or options.parse_json_output else detokenizer and detokenizer.table
+        )
+        self._plain_of = table.plain_of if table else []
         self._fingerprint = fingerprint
         self._started = False
         self.finished = False
@@ -94,8 +98,8 @@ class OutputParser:
         if self.finished:
             return []
         self.steady = False
-        self.last_plain = self._plain_text(delta)
         ids = delta.token_ids
+        self.fed = self._plain(ids)
         if self._started and len(ids) == 1 and delta.finish_reason is None and ids[0] not in self._eos:
             return self._push(ids, delta.logprobs)  # nearly every call, so it comes first
         reason = None if delta.finish_reason is None else _REASONS.get(delta.finish_reason)
@@ -112,19 +116,21 @@ class OutputParser:
         return chunks
 
     def plain(self, delta: TokenDelta) -> bytes | None:
-        """UTF-8 of a delta that is one token of plain text, if the processor would pass just that through.
+        """JSON text of a delta that is one token of plain text, if the processor would pass just that
+        through.
 
         Such text has no character that starts any markup, the processor is `steady`, and there is no stop
         string to be found and no JSON document to be cut out. If the answer goes on with it, call `skip`, not
         `feed`.
         """
-        return self._plain_text(delta) if self.steady else None
-
-    def _plain_text(self, delta: TokenDelta) -> bytes | None:
-        ids = delta.token_ids
-        if self._plain is None or len(ids) != 1 or delta.finish_reason is not None or self.finished:
+        if not self.steady or delta.finish_reason is not None:
             return None
-        return None if ids[0] in self._eos else self._plain(ids[0])
+        return self._plain(delta.token_ids)
+
+    def _plain(self, ids: Sequence[int]) -> bytes | None:
+        if len(ids) != 1 or ids[0] in self._eos or not 0 <= ids[0] < len(self._plain_of):
+            return None
+        return self._plain_of[ids[0]]
 
     def skip(self) -> None:
         """Count a token of plain text that went past the processor, and that its usage therefore lacks."""

@@ -1,13 +1,14 @@
 """Token ids back to text: whole outputs, and streams whose tokens may end in the middle of a character."""
 
 import codecs
+import json
 import re
 from collections.abc import Sequence
 
 from vllm_deepinfer.gateway.tokens.errors import TokenizerError
 from vllm_deepinfer.gateway.tokens.vocabulary import Vocabulary
 
-_PLAIN = re.compile(r"[^<>｜`{}\[\]\"\\\x00-\x1f]+")
+_MARKUP = re.compile("[<>｜\n\r]")  # tool calls begin with line ends
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -19,12 +20,12 @@ class Detokenizer:
         self.text_of = [_complete_text(data) for data in self.bytes_of]
         self.control = frozenset(vocabulary.control_ids.values())
         self.plain_of = [
-            None if text is None or token in self.control or not _PLAIN.fullmatch(text) else text.encode()
+            None if text is None or token in self.control or _MARKUP.search(text) else _escaped(text)
             for token, text in enumerate(self.text_of)
         ]
-        """For tokens of plain text, their UTF-8: whole characters that start no markup and need no escape in
-        JSON.
-        """
+        """For tokens of plain text, that text inside a JSON string: whole characters, none of which any
+        markup starts
+        with."""
 
     def decode(self, ids: Sequence[int], skip_control: bool = False) -> str:
         """Text of ids, invalid UTF-8 as U+FFFD. Raises TokenizerError for an id that names no token."""
@@ -54,10 +55,10 @@ class StreamDetokenizer:
     which a model with a padded embedding can sample, becomes U+FFFD too.
     """
 
-    __slots__ = ("_decoder", "_pending", "_skip", "_table")
+    __slots__ = ("_decoder", "_pending", "_skip", "table")
 
     def __init__(self, table: Detokenizer, skip_control: bool) -> None:
-        self._table = table
+        self.table = table
         self._skip = table.control if skip_control else frozenset()
         self._decoder = _Utf8(errors="replace")
         self._pending = False  # whether the decoder holds back bytes
@@ -65,7 +66,7 @@ class StreamDetokenizer:
     def push(self, ids: Sequence[int]) -> str:
         """Text that became final with these ids."""
         if not self._pending:
-            text_of = self._table.text_of
+            text_of = self.table.text_of
             if len(ids) == 1 and not self._skip:  # nearly every call
                 whole = text_of[ids[0]] if 0 <= ids[0] < len(text_of) else None
                 return self._push_bytes(ids) if whole is None else whole
@@ -77,18 +78,13 @@ class StreamDetokenizer:
                 return text
         return self._push_bytes(ids)
 
-    def plain(self, token: int) -> bytes | None:
-        """UTF-8 of a token of plain text, if `push` would return just that; the stream is then as before."""
-        table = self._table.plain_of
-        return None if self._pending or not 0 <= token < len(table) else table[token]
-
     def finish(self) -> str:
         """Text of a character that never became whole; call once, at the end of the output."""
         self._pending = False
         return self._decoder.decode(b"", final=True)
 
     def _push_bytes(self, ids: Sequence[int]) -> str:
-        table = self._table.bytes_of
+        table = self.table.bytes_of
         data = bytearray()
         for token in ids:
             if token not in self._skip:
@@ -96,6 +92,10 @@ class StreamDetokenizer:
         text = self._decoder.decode(bytes(data))
         self._pending = bool(self._decoder.getstate()[0])
         return text
+
+
+def _escaped(text: str) -> bytes:
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode()
 
 
 def _complete_text(data: bytes | None) -> str | None:
