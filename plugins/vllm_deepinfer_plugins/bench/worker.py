@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -78,6 +79,7 @@ def _model(engine: Any) -> dict[str, Any]:
 
 def main(side: str, model: str) -> int:
     """Serve until the benchmark closes stdin."""
+    _end_with(os.getppid())
     replies = _take_stdout()
     try:
         workload, state = start(side, model)
@@ -87,6 +89,17 @@ def main(side: str, model: str) -> int:
     protocol.send(replies, {"ok": state})
     protocol.serve(commands(workload), sys.stdin, replies)
     return 0
+
+
+def _end_with(parent: int, seconds: float = 1.0) -> None:
+    """End this process soon after `parent` has died: a killed benchmark must not leave an engine at work."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(seconds)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _take_stdout() -> TextIO:
