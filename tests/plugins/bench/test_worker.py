@@ -59,7 +59,8 @@ def test_profile_times_the_task_that_it_names(monkeypatch: pytest.MonkeyPatch) -
 def test_replies_alone_reach_stdout() -> None:
     code = (
         "import os; from vllm_deepinfer_plugins.bench import worker as w; replies = w._take_stdout();"
-        "print('a log line', flush=True); os.system('echo another'); replies.write('a reply'); replies.flush()"
+        "print('a log line', flush=True); os.system('echo another');"
+        "replies.write('a reply'); replies.flush()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "a reply"
