@@ -93,6 +93,8 @@ class ChannelEngine:
         self._load = Load()
         self._steps = 0
         self._alive: dict[str, Sink] = {}
+        self._sinks: set[Sink] = set()
+        self._aborted: set[str] = set()  # whose last delta from the engine is still to come
         self._empty = asyncio.Event()
         self._empty.set()
         self._frames: Frames | None = None
@@ -111,6 +113,7 @@ class ChannelEngine:
         if self._frames is None:
             raise EngineDead("the engine process has gone.")
         self._alive[request.request_id] = sink
+        self._sinks.add(sink)
         self._empty.clear()
         self._frames.send(self._encode(Submit(request)))
 
@@ -118,6 +121,7 @@ class ChannelEngine:
         found = {name: self._alive[name] for name in request_ids if name in self._alive}
         if found and self._frames is not None:
             self._frames.send(self._encode(Abort(list(found))))
+        self._aborted.update(found)
         for name, sink in found.items():
             self._deliver([TokenDelta(name, (), FinishReason.ABORT)], sink)
 
@@ -138,18 +142,22 @@ class ChannelEngine:
         step = self._decode(message)
         self._load = step.load
         self._steps += 1
+        alive, deltas = self._alive, step.deltas
+        if len(self._sinks) == 1 and not self._aborted:  # one front door has one sink
+            self._deliver(deltas, next(iter(self._sinks)))
+            return
         batches: dict[Sink, list[TokenDelta]] = {}
-        for delta in step.deltas:
-            sink = self._alive.get(delta.request_id)
-            if sink is not None:
-                batches.setdefault(sink, []).append(delta)
-        for sink, deltas in batches.items():
-            self._deliver(deltas, sink)
-
-    def _deliver(self, deltas: list[TokenDelta], sink: Sink) -> None:
         for delta in deltas:
-            if delta.finish_reason is not None:
-                self._alive.pop(delta.request_id, None)
+            if delta.request_id in alive:
+                batches.setdefault(alive[delta.request_id], []).append(delta)
+            elif delta.finish_reason is not None:
+                self._aborted.discard(delta.request_id)
+        for sink, batch in batches.items():
+            self._deliver(batch, sink)
+
+    def _deliver(self, deltas: Sequence[TokenDelta], sink: Sink) -> None:
+        for delta in [delta for delta in deltas if delta.finish_reason is not None]:
+            self._alive.pop(delta.request_id, None)
         if not self._alive:
             self._empty.set()
         sink(deltas)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ async def main(socket: str, port: int, folder: Path, max_busy: float | None) -> 
     config = uvicorn.Config(
         app, host="127.0.0.1", port=port, http=LaneProtocol, log_level="warning", access_log=False
     )
+    gc.freeze()  # as the real command does: what start-up has made is never garbage
     await uvicorn.Server(config).serve()
 
 

@@ -15,7 +15,7 @@ from vllm_deepinfer.gateway.streaming.parser import Chunk, OutputParser
 from vllm_deepinfer.gateway.streaming.sse import Headers, SlowReader, SseWriter
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Account:
     """What one request has used; read by logs, limits and metrics.
 
@@ -33,6 +33,16 @@ class Account:
 
 class Exchange:
     """Base of the two ways to answer: as events, or as one document. `done` resolves exactly once."""
+
+    __slots__ = (
+        "_open",
+        "_parsers",
+        "abandoned",
+        "account",
+        "done",
+        "error",
+        "metrics",
+    )
 
     def __init__(self, metrics: GatewayMetrics, account: Account, choices: int = 1) -> None:
         self.metrics = metrics
@@ -82,6 +92,13 @@ class Exchange:
 
 class StreamExchange(Exchange):
     """Events to a socket; the head goes out with the first of them, so an error before it has a status."""
+
+    __slots__ = (
+        "_forms",
+        "_headers",
+        "encoder",
+        "writer",
+    )
 
     def __init__(
         self,
@@ -134,6 +151,8 @@ class StreamExchange(Exchange):
 class CollectExchange(Exchange):
     """One JSON document at the end."""
 
+    __slots__ = ("_collector",)
+
     def __init__(self, metrics: GatewayMetrics, account: Account, choices: int, collector: Collector) -> None:
         super().__init__(metrics, account, choices)
         self._collector = collector
@@ -149,6 +168,14 @@ class CollectExchange(Exchange):
 
 class Choice:
     """One engine request of an exchange; a Receiver."""
+
+    __slots__ = (
+        "_exchange",
+        "_index",
+        "_last",
+        "_parser",
+        "request_id",
+    )
 
     def __init__(self, request_id: str, index: int, parser: OutputParser, exchange: Exchange) -> None:
         self.request_id = request_id

@@ -9,6 +9,7 @@ count there; and a count of tokens that includes those whose bytes never became 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from deepseek_recipe import (
@@ -35,6 +36,11 @@ Generator: TypeAlias = ChatCompletionChunkGenerator | ResponsesChunkGenerator | 
 _REASONS = {FinishReason.STOP: InferenceFinishReason.Stop, FinishReason.LENGTH: InferenceFinishReason.Length}
 
 
+@lru_cache(maxsize=16)
+def _shared_set(ids: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(ids)
+
+
 class OutputParser:
     """Feeds one recipe processor.
 
@@ -51,6 +57,28 @@ class OutputParser:
         fingerprint: `system_fingerprint` of the answer.
     """
 
+    __slots__ = (
+        "_detokenizer",
+        "_end_of_reasoning",
+        "_eos",
+        "_exact",
+        "_fingerprint",
+        "_held",
+        "_plain_of",
+        "_processor",
+        "_prompt_tokens",
+        "_reasoning",
+        "_reasons",
+        "_started",
+        "cached_tokens",
+        "fed",
+        "finished",
+        "reasoning",
+        "skipped_reasoning",
+        "steady",
+        "tokens",
+    )
+
     def __init__(
         self,
         generator: Generator,
@@ -65,7 +93,7 @@ class OutputParser:
         fingerprint: str | None = None,
     ) -> None:
         self._processor = StreamProcessor(generator, options, tokenizer)
-        self._eos = frozenset(eos_token_ids)
+        self._eos = _shared_set(tuple(eos_token_ids))
         self._prompt_tokens = prompt_tokens
         self._exact = exact
         self._detokenizer = detokenizer
@@ -123,9 +151,10 @@ class OutputParser:
         string to be found and no JSON document to be cut out. If the answer goes on with it, call `skip`, not
         `feed`.
         """
-        if not self.steady or delta.finish_reason is not None:
+        ids = delta.token_ids
+        if not self.steady or len(ids) != 1 or delta.finish_reason is not None or ids[0] in self._eos:
             return None
-        return self._plain(delta.token_ids)
+        return self._plain_of[ids[0]] if 0 <= ids[0] < len(self._plain_of) else None
 
     def _plain(self, ids: Sequence[int]) -> bytes | None:
         if len(ids) != 1 or ids[0] in self._eos or not 0 <= ids[0] < len(self._plain_of):

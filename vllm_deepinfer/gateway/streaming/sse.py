@@ -44,6 +44,18 @@ class SseWriter:
         max_pending: bytes kept for a client that does not read; beyond it `write` raises SlowReader.
     """
 
+    __slots__ = (
+        "_backlog",
+        "_drain",
+        "_ended",
+        "_lane",
+        "_max_pending",
+        "_pending",
+        "_send",
+        "broken",
+        "started",
+    )
+
     def __init__(self, send: Send, max_pending: int = 4 << 20, lane: Lane | None = None) -> None:
         self._send = send
         self._lane = lane
