@@ -44,12 +44,12 @@ class Lane:
         transport = self._transport
         if transport.is_closing():  # from here on the descriptor may belong to somebody else
             return True
-        if self._flow.write_paused:
-            return False
-        frame = b"%x\r\n%b\r\n" % (len(body), body)
         if transport.get_write_buffer_size():  # what is queued goes first
-            transport.write(frame)
+            if self._flow.write_paused:
+                return False
+            transport.write(b"%x\r\n%b\r\n" % (len(body), body))
             return True
+        frame = b"%x\r\n%b\r\n" % (len(body), body)
         try:
             written = os.write(self._fd, frame)
         except BlockingIOError:
