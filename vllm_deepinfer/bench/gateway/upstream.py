@@ -22,7 +22,7 @@ from typing import cast
 import msgspec
 
 from vllm_deepinfer.bench.gateway.channel import Abort, Command, Frames, Step, Submit
-from vllm_deepinfer.bench.gateway.lines import serve_lines
+from vllm_deepinfer.bench.gateway.lines import go_first, serve_lines
 from vllm_deepinfer.engine import GenerateRequest, SamplingParams, TokenDelta
 from vllm_deepinfer.engine.simulated import SimulatedConfig, SimulatedEngine
 from vllm_deepinfer.engine.simulated.tokens import TokenAt
@@ -209,4 +209,5 @@ async def main(socket: str, port: int, options: Options) -> None:
 if __name__ == "__main__":
     import uvloop
 
+    go_first(1)  # an engine does not wait for the clients that read its tokens
     uvloop.run(main(sys.argv[1], int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Options)))
