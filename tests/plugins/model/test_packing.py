@@ -1,4 +1,4 @@
-"""Packed products against the plain ones, in the shapes that a model has and in one that only oneDNN takes."""
+"""Packed products against the plain ones, in a model's shapes and in some that only oneDNN takes."""
 
 from __future__ import annotations
 
