@@ -119,3 +119,27 @@ def test_the_request_is_a_chat_completion() -> None:
     assert f"content-length: {len(body)}".encode() in head
     fields = json.loads(body)
     assert (fields["max_tokens"], fields["stream"], fields["ignore_eos"]) == (7, True, True)
+
+
+async def test_a_connection_that_was_closed_after_a_refusal_is_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.05)
+    seen = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        seen += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n" if seen == 1 else answer(5)
+        )
+        if seen == 1:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    load = Load(server.sockets[0].getsockname()[1], 5, answers=1)
+    await load.open(1, 0.0)
+    await until(lambda: load.answers == 1)
+    assert (seen, load.refused, load.errors) == (2, 1, [])
+    server.close()

@@ -26,7 +26,13 @@ async def main(socket: str, port: int, folder: Path, max_busy: float | None) -> 
     )
     app = build_app(ChannelEngine(socket, info), folder, settings)
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=port, http=LaneProtocol, log_level="warning", access_log=False
+        app,
+        host="127.0.0.1",
+        port=port,
+        http=LaneProtocol,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=60,
     )
     gc.freeze()  # as the real command does: what start-up has made is never garbage
     await uvicorn.Server(config).serve()

@@ -12,7 +12,7 @@ import asyncio
 import json
 import sys
 import time
-from typing import cast
+from typing import Any, cast
 
 from vllm_deepinfer.bench.gateway.lines import go_first, serve_lines
 
@@ -54,13 +54,23 @@ class Load:
         self.errors: list[str] = []
         self.first: list[tuple[str, float, float]] = []
         self.stopping = False
+        self._opening: set[asyncio.Future[Any]] = set()
 
     async def open(self, streams: int, spread_s: float) -> None:
         """Connect; requests begin evenly over `spread_s`."""
         loop = asyncio.get_running_loop()
         for _ in range(streams):
-            await loop.create_connection(lambda: Stream(self), "127.0.0.1", self.port)
+            await loop.create_connection(lambda: Stream(self, self.most), "127.0.0.1", self.port)
             await asyncio.sleep(spread_s / streams)
+
+    def reconnect(self, answers: int) -> None:
+        """Ask for the rest of a stream's answers on a new connection."""
+        opening = asyncio.get_running_loop().create_connection(
+            lambda: Stream(self, answers), "127.0.0.1", self.port
+        )
+        task = asyncio.ensure_future(opening)
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
 
     def sample(self) -> str:
         """Totals as JSON."""
@@ -91,12 +101,12 @@ class Load:
 class Stream(asyncio.Protocol):
     """One connection: ask, read to the end, ask again."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, answers: int) -> None:
         self._load = load
         self._sent = 0.0
         self._waiting = True
         self._tail = b""
-        self._left = load.most
+        self._left = answers
         self._asking = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -104,7 +114,10 @@ class Stream(asyncio.Protocol):
         self._ask()
 
     def _ask(self) -> None:
-        if self._load.stopping or self._transport.is_closing() or not self._left:
+        if self._load.stopping or not self._left:
+            return
+        if self._transport.is_closing():  # idle for too long, after a refusal
+            self._load.reconnect(self._left)
             return
         self._asking = self._waiting = True
         self._sent = time.monotonic()
@@ -140,6 +153,7 @@ class Stream(asyncio.Protocol):
 
     def _refused(self, data: bytes) -> None:
         self._tail = b""
+        self._asking = False
         if data.startswith(b"HTTP/1.1 429"):
             self._load.refused += 1
             asyncio.get_running_loop().call_later(RETRY_S, self._ask)

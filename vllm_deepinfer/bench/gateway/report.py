@@ -141,7 +141,7 @@ def _saturation(parts: Parts, workshop: Workshop) -> None:
 
     def part() -> None:
         with workshop.ours(max_busy=saturation.MAX_BUSY, seqs=4096) as door:
-            rounds = [saturation.measure(workshop, door, 4.0) for _ in range(3 if parts.quick else 5)]
+            rounds = [saturation.measure(workshop, door, 6.0) for _ in range(3 if parts.quick else 5)]
         ratios = [r.saturated_ms / r.unloaded_ms for r in rounds]
         parts.add("saturation_ttft_p99_ratio", ratios, "ratio", "<= 3.0")
         parts.series["saturation"] = [asdict(r) for r in rounds]
