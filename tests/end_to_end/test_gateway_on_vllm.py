@@ -179,13 +179,18 @@ def test_a_client_that_leaves_frees_the_engine(url: str) -> None:
     with httpx.Client(base_url=url, timeout=60) as client:
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             assert answer.status_code == 200, answer.read()
-            first = next(answer.iter_lines())
-            load = client.get("/status.json").json()["load"]
-            assert load["running_requests"] + load["waiting_requests"] == 1, first
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            load = client.get("/status.json").json()["load"]
-            if load["running_requests"] == load["waiting_requests"] == 0:
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"the engine still works: {load}")
+            next(answer.iter_lines())
+            # The load comes with the engine's steps, so on a busy machine it may lag behind the first event.
+            assert _wait_for_requests(client, 1)
+        assert _wait_for_requests(client, 0), "the engine still works"
+
+
+def _wait_for_requests(client: httpx.Client, count: int, seconds: float = 10) -> bool:
+    """Whether the engine comes to hold that many requests in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        load = client.get("/status.json").json()["load"]
+        if load["running_requests"] + load["waiting_requests"] == count:
+            return True
+        time.sleep(0.02)
+    return False

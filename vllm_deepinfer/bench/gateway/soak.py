@@ -130,7 +130,7 @@ async def _serving(ledger: LedgerEngine, folder: Path) -> AsyncIterator[tuple[Ga
     for name, text in tokenizer_files(small_tokenizer(1024), context_length=2048).items():
         (folder / name).write_text(text, encoding="utf-8")
     settings = GatewaySettings(
-        served_names=("bench",), max_pending_bytes=32 << 10, write_timeout_s=1.0, max_responses=100
+        served_names=("bench",), max_pending_bytes=32 << 10, write_timeout_s=2.0, max_responses=100
     )
     app = build_app(ledger, folder, settings)
     listener = socket.socket()
