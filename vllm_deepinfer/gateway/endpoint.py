@@ -132,12 +132,14 @@ class GenerationEndpoint:
         """Until the answer has ended or the client has left; keeps a silent stream open."""
         silent = self._core.settings.keepalive_s if isinstance(exchange, StreamExchange) else None
         while True:
+            exchange.settle()
             seen = exchange.account.output_events
             ended, _ = await asyncio.wait(
                 {exchange.done, left}, timeout=silent, return_when=asyncio.FIRST_COMPLETED
             )
             if ended:
                 return
+            exchange.settle()
             if isinstance(exchange, StreamExchange) and exchange.account.output_events == seen:
                 exchange.keep_alive()
 

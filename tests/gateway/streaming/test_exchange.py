@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
 from vllm_deepinfer.engine import FinishReason, TokenDelta
 from vllm_deepinfer.gateway.dialects.base import StreamEncoder
 from vllm_deepinfer.gateway.errors import ApiError
@@ -16,12 +18,15 @@ from vllm_deepinfer.gateway.streaming.sse import SlowReader, SseWriter
 class FakeParser:
     """Turns every token into a chunk; ends with the delta that ends."""
 
+    steady = False
+    plain_of = (None, b"one", b"two", None)
+
     def __init__(self) -> None:
         self.tokens = 0
         self.finished = False
 
-    def plain(self, delta: TokenDelta) -> None:
-        return None
+    def skip(self, count: int) -> None:
+        self.tokens += count
 
     def feed(self, delta: TokenDelta) -> list[int]:
         self.tokens += len(delta.token_ids)
@@ -31,6 +36,9 @@ class FakeParser:
 
 class Letters:
     """An encoder whose events are letters."""
+
+    def __init__(self) -> None:
+        self.forms: dict[int, tuple[bytes, bytes]] = {}
 
     def encode(self, index: int, chunks: Any, parser: Any) -> bytes:
         return "".join(f"{index}:{chunk} " for chunk in chunks).encode()
@@ -146,3 +154,52 @@ async def test_collecting() -> None:
     choice.deliver(TokenDelta("r", (3,), FinishReason.STOP), 2.0)
     await exchange.done
     assert exchange.result() == {"seen": [(0, [1, 2]), (0, [3])]}
+
+
+async def steady() -> tuple[StreamExchange, Choice, FakeParser, Sent, GatewayMetrics]:
+    """A choice whose next plain token needs neither parser nor encoder."""
+    exchange, (choice,), sent, metrics = make()
+    parser = cast(FakeParser, choice._parser)
+    exchange.encoder.forms[0] = (b"<", b">")
+    parser.steady = True
+    choice.deliver(TokenDelta("r0", (7,)), 11.0)
+    parser.steady = False
+    return exchange, choice, parser, sent, metrics
+
+
+async def test_plain_text_goes_past_parser_and_encoder() -> None:
+    exchange, choice, parser, sent, metrics = await steady()
+    assert choice.deliver(TokenDelta("r0", (1,)), 11.5) is False
+    assert choice.deliver(TokenDelta("r0", (2,)), 12.5) is False
+    assert sent.body == "0:7 <one><two>" and parser.tokens == 1
+    assert metrics.itl.count == 2 and metrics.itl.sum == 1.5
+    exchange.settle()
+    exchange.settle()
+    assert parser.tokens == 3 and exchange.account.output_tokens == 3 and exchange.account.output_events == 3
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        TokenDelta("r0", (3,)),  # no plain text
+        TokenDelta("r0", (1, 2)),
+        TokenDelta("r0", (4,)),  # beyond the table
+        TokenDelta("r0", (-1,)),
+        TokenDelta("r0", (1,), FinishReason.STOP),
+    ],
+)
+async def test_the_rest_goes_through_the_parser_which_is_told_what_it_missed(delta: TokenDelta) -> None:
+    _, choice, parser, sent, _ = await steady()
+    choice.deliver(TokenDelta("r0", (1,)), 11.5)
+    choice.deliver(delta, 12.0)
+    assert parser.tokens == 2 + len(delta.token_ids)
+    assert sent.body == "0:7 <one>" + "".join(f"0:{token} " for token in delta.token_ids)
+    choice.deliver(TokenDelta("r0", (1,)), 13.0)  # not steady any more
+    assert not sent.body.endswith(">")
+
+
+async def test_after_a_failure_nothing_goes_past() -> None:
+    exchange, choice, _, sent, _ = await steady()
+    exchange.fail(ApiError(500, "another choice failed."), "internal")
+    assert choice.deliver(TokenDelta("r0", (1,)), 12.0) is True
+    assert sent.body == "0:7 !500"

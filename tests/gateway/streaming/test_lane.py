@@ -81,6 +81,22 @@ def test_the_rest_of_a_full_socket_is_queued(pair: Any) -> None:
     assert sent + b"".join(transport.queued) == b"200000\r\n" + body + b"\r\n"
 
 
+def test_after_a_full_socket_the_queue_is_looked_at_again(pair: Any) -> None:
+    lane, transport, _ = lane_on(pair[0])
+    assert lane.write(b"a")
+    assert lane.write(bytes(4 << 20)) and transport.queued
+    assert lane.write(b"b")
+    assert transport.queued[-1] == b"1\r\nb\r\n"
+    transport.queued.clear()
+    while True:
+        try:
+            pair[1].recv(1 << 20)
+        except BlockingIOError:
+            break
+    assert lane.write(b"c")
+    assert transport.queued == [] and pair[1].recv(100) == b"1\r\nc\r\n"
+
+
 def test_a_slow_client_is_left_to_asgi(pair: Any) -> None:
     lane, transport, flow = lane_on(pair[0])
     flow.write_paused = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from importlib.resources import files
@@ -15,7 +16,10 @@ from hypothesis import strategies as st
 
 from vllm_deepinfer.engine import FinishReason, TokenDelta
 from vllm_deepinfer.gateway.dialects.chat import ChatEncoder
-from vllm_deepinfer.gateway.streaming.parser import OutputParser
+from vllm_deepinfer.gateway.metrics import GatewayMetrics
+from vllm_deepinfer.gateway.streaming.exchange import Account, Choice, StreamExchange
+from vllm_deepinfer.gateway.streaming.parser import Chunk, OutputParser
+from vllm_deepinfer.gateway.streaming.sse import Message, SseWriter
 from vllm_deepinfer.gateway.tokens import PromptTokenizer
 
 EOS = 1
@@ -59,6 +63,25 @@ class Setting:
         return ids
 
 
+class CountingParser(OutputParser):
+    """Counts what does not go past it."""
+
+    fed_deltas = 0
+
+    def feed(self, delta: TokenDelta) -> list[Chunk]:
+        self.fed_deltas += 1
+        return super().feed(delta)
+
+
+class Sent:
+    """A response body."""
+
+    body = b""
+
+    async def send(self, message: Message) -> None:
+        self.body += message.get("body", b"")
+
+
 @pytest.fixture(scope="module")
 def setting() -> Setting:
     return Setting()
@@ -75,7 +98,13 @@ def stream(
     setting: Setting, request: ConversationRequest, deltas: list[TokenDelta], fast: bool
 ) -> tuple[bytes, int]:
     """All events, and how many tokens went past the parser."""
-    parser = OutputParser(
+    return asyncio.run(_stream(setting, request, deltas, fast))
+
+
+async def _stream(
+    setting: Setting, request: ConversationRequest, deltas: list[TokenDelta], fast: bool
+) -> tuple[bytes, int]:
+    parser = CountingParser(
         ChatCompletionRequest.chunk_generator(request, "chatcmpl-1", "m"),
         request.parsing_options,
         setting.output,
@@ -84,21 +113,20 @@ def stream(
         exact=False,
         detokenizer=setting.prompts.stream_detokenizer(),
     )
-    encoder, events, past = ChatEncoder(True), b"", 0
+    encoder, sent = ChatEncoder(True), Sent()
+    exchange = StreamExchange(
+        GatewayMetrics(), Account(received=0.0), 1, encoder, SseWriter(sent.send), headers=()
+    )
+    choice = Choice("r", 0, parser, exchange)
+    delivered = 0
     for delta in deltas:
-        plain = parser.plain(delta) if fast else None
-        form = encoder.forms.get(0)
-        if plain is not None and form is not None:
-            parser.skip()
-            events += form[0] + plain + form[1]
-            past += 1
-            continue
-        chunks = parser.feed(delta)
-        if chunks:
-            events += encoder.encode(0, chunks, parser)
-        if parser.finished:
+        if not fast:
+            choice.unsteady()
+        delivered += 1
+        if choice.deliver(delta, float(delivered)):
             break
-    return events + encoder.finish(), past
+    assert parser.finished and choice.settle() == parser.tokens
+    return sent.body + encoder.finish(), delivered - parser.fed_deltas
 
 
 def deltas_of(ids: list[int], reason: FinishReason = FinishReason.STOP) -> list[TokenDelta]:

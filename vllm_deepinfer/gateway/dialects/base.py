@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import msgspec
 from deepseek_recipe import (
@@ -30,7 +30,15 @@ _V4, _V41 = DeepseekV4Encoding(), DeepseekV41Encoding()  # 34 µs to make
 
 
 class StreamEncoder(Protocol):
-    """Turns chunks into server-sent events; one object per request."""
+    """Turns chunks into server-sent events; one object per request.
+
+    Attributes:
+        forms: per choice, what stands before and after the text in its last event of plain text, if the next
+            one has the same form: plain text may then go past the encoder. It sets `OutputParser.steady`
+            after an event that holds just the text that was fed. Empty for an API whose events are numbered.
+    """
+
+    forms: dict[int, tuple[bytes, bytes]]
 
     def encode(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> bytes:
         """Events of choice `index`; the last chunk of a finished parser is the choice's last."""
@@ -47,19 +55,6 @@ class StreamEncoder(Protocol):
     def document(self) -> Body | None:
         """The complete answer, for an API that stores it; after `finish`."""
         ...
-
-
-@runtime_checkable
-class RepeatingEncoder(StreamEncoder, Protocol):
-    """An encoder of which plain text may go past, in the form of the event before it.
-
-    Attributes:
-        forms: per choice, what stands before and after the text in its last event of plain text; the next one
-        has the same form. The encoder sets `OutputParser.steady` after an event that holds just the text that
-        was fed.
-    """
-
-    forms: dict[int, tuple[bytes, bytes]]
 
 
 class Collector(Protocol):

@@ -124,6 +124,9 @@ def _render_with_schema(request: ConversationRequest, schema: Any) -> RenderedPr
 class MessagesEncoder:
     """Named events, from message_start to message_stop."""
 
+    def __init__(self) -> None:
+        self.forms: dict[int, tuple[bytes, bytes]] = {}
+
     def encode(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> bytes:
         """See StreamEncoder."""
         frames = []

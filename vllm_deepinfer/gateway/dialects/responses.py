@@ -163,6 +163,7 @@ class ResponsesEncoder:
         self._id = answer_id
         self._settings = settings
         self._sent = 0
+        self.forms: dict[int, tuple[bytes, bytes]] = {}
         self._response: Body = {"id": answer_id}
 
     def encode(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> bytes:

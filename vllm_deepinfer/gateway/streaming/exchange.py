@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vllm_deepinfer.engine import FinishReason, TokenDelta
-from vllm_deepinfer.gateway.dialects.base import Body, Collector, RepeatingEncoder, StreamEncoder
+from vllm_deepinfer.gateway.dialects.base import Body, Collector, StreamEncoder
 from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.metrics import GatewayMetrics
 from vllm_deepinfer.gateway.streaming.parser import Chunk, OutputParser
@@ -32,16 +32,20 @@ class Account:
 
 
 class Exchange:
-    """Base of the two ways to answer: as events, or as one document. `done` resolves exactly once."""
+    """Base of the two ways to answer: as events, or as one document. `done` resolves exactly once.
+
+    Attributes: `write` takes an event of plain text that needed no encoder, see `form`.
+    """
 
     __slots__ = (
+        "_choices",
         "_open",
-        "_parsers",
         "abandoned",
         "account",
         "done",
         "error",
         "metrics",
+        "write",
     )
 
     def __init__(self, metrics: GatewayMetrics, account: Account, choices: int = 1) -> None:
@@ -51,15 +55,16 @@ class Exchange:
         self.abandoned = False  # the client does not read: there is nobody to tell
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open = choices
-        self._parsers: list[OutputParser] = []
+        self._choices: list[Choice] = []
+        self.write: Callable[[bytes], None] = _nowhere
 
-    def join(self, parser: OutputParser) -> None:
+    def join(self, choice: Choice) -> None:
         """A choice has been added."""
-        self._parsers.append(parser)
+        self._choices.append(choice)
 
     def settle(self) -> None:
         """Put what has been generated so far on the account, also when the client has left. Idempotent."""
-        self.account.output_tokens = sum(parser.tokens for parser in self._parsers)
+        self.account.output_tokens = sum(choice.settle() for choice in self._choices)
 
     @property
     def unfinished(self) -> bool:
@@ -70,9 +75,9 @@ class Exchange:
         """Take chunks of one choice."""
         raise NotImplementedError
 
-    def repeat(self, index: int, text: bytes) -> bool:
-        """Take plain text in the form of the choice's last event, if that is known; else return False."""
-        return False
+    def form(self, index: int) -> tuple[bytes, bytes] | None:
+        """What stands around the text in the choice's last event, if `write` may take the next one."""
+        return None
 
     def end_choice(self, parser: OutputParser, reason: str) -> None:
         """One choice has ended."""
@@ -87,6 +92,8 @@ class Exchange:
             return
         self.metrics.failures.labels(reason).inc()
         self.error = error
+        for choice in self._choices:
+            choice.unsteady()
         self.done.set_result(None)
 
 
@@ -94,7 +101,6 @@ class StreamExchange(Exchange):
     """Events to a socket; the head goes out with the first of them, so an error before it has a status."""
 
     __slots__ = (
-        "_forms",
         "_headers",
         "encoder",
         "writer",
@@ -111,8 +117,8 @@ class StreamExchange(Exchange):
     ) -> None:
         super().__init__(metrics, account, choices)
         self.encoder = encoder
-        self._forms = encoder.forms if isinstance(encoder, RepeatingEncoder) else {}
         self.writer = writer
+        self.write = writer.write
         self._headers = headers
 
     def open(self) -> None:
@@ -132,13 +138,9 @@ class StreamExchange(Exchange):
             self.open()
         self.writer.write(self.encoder.encode(index, chunks, parser))
 
-    def repeat(self, index: int, text: bytes) -> bool:
+    def form(self, index: int) -> tuple[bytes, bytes] | None:
         """See Exchange."""
-        form = self._forms.get(index)
-        if form is None:
-            return False
-        self.writer.write(form[0] + text + form[1])
-        return True
+        return self.encoder.forms.get(index)
 
     def fail(self, error: ApiError, reason: str) -> None:
         """See Exchange. After the head, the error is an event."""
@@ -171,9 +173,14 @@ class Choice:
 
     __slots__ = (
         "_exchange",
+        "_form",
         "_index",
         "_last",
+        "_observe",
         "_parser",
+        "_past",
+        "_plain_of",
+        "_write",
         "request_id",
     )
 
@@ -183,26 +190,44 @@ class Choice:
         self._parser = parser
         self._exchange = exchange
         self._last = 0.0
-        exchange.join(parser)
+        # What the usual token needs is here, because it is cold in the cache at every step: all else of the
+        # exchange and the parser is left alone.
+        self._form: tuple[bytes, bytes] | None = None
+        self._past = 0  # tokens that the parser has not been told of
+        self._plain_of = parser.plain_of
+        self._write = exchange.write
+        self._observe = exchange.metrics.itl.observe
+        exchange.join(self)
 
     def deliver(self, delta: TokenDelta, now: float) -> bool:
-        """See Receiver."""
+        """See Receiver. Plain text goes out in the form of the event before it, past parser and encoder."""
+        form = self._form
+        if form is not None and delta.finish_reason is None:
+            ids, plain_of = delta.token_ids, self._plain_of
+            if len(ids) == 1 and 0 <= ids[0] < len(plain_of):
+                text = plain_of[ids[0]]
+                if text is not None:
+                    self._write(b"%b%b%b" % (form[0], text, form[1]))
+                    self._past += 1
+                    self._observe(now - self._last)
+                    self._last = now
+                    return False
+        return self._parse(delta, now)
+
+    def _parse(self, delta: TokenDelta, now: float) -> bool:
         exchange, parser = self._exchange, self._parser
         if exchange.done.done():
             return True
         if delta.token_ids:
             if self._last:
-                exchange.metrics.itl.observe(now - self._last)
+                self._observe(now - self._last)
             else:
                 self._begin(delta, now)
             self._last = now
             if delta.accepted_draft_tokens:
                 exchange.metrics.draft_tokens.inc(delta.accepted_draft_tokens)
-        plain = parser.plain(delta)
-        if plain is not None and exchange.repeat(self._index, plain):
-            parser.skip()
-            exchange.account.output_events += 1
-            return False
+        if self._past:
+            self.settle()
         chunks = parser.feed(delta)
         if chunks:
             exchange.account.output_events += 1
@@ -211,7 +236,19 @@ class Choice:
             exchange.end_choice(parser, "stop" if delta.finish_reason is None else str(delta.finish_reason))
         elif delta.finish_reason is not None:
             exchange.fail(_failure(delta), f"engine_{delta.finish_reason}")
+        self._form = exchange.form(self._index) if parser.steady else None
         return parser.finished
+
+    def settle(self) -> int:
+        """Tell the parser and the account what went past them; tokens so far. Idempotent."""
+        self._parser.skip(self._past)
+        self._exchange.account.output_events += self._past
+        self._past = 0
+        return self._parser.tokens
+
+    def unsteady(self) -> None:
+        """Nothing may go past the parser any more."""
+        self._form = None
 
     def broken(self, error: Exception) -> None:
         """See Receiver."""
@@ -227,6 +264,10 @@ class Choice:
             account.first_token = now
             account.cached_tokens = delta.cached_tokens
             self._exchange.metrics.ttft.observe(now - account.received)
+
+
+def _nowhere(event: bytes) -> None:
+    raise AssertionError("a document has no events")
 
 
 def _failure(delta: TokenDelta) -> ApiError:

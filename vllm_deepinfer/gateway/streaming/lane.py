@@ -22,12 +22,13 @@ SCOPE_KEY = "deepinfer.lane"
 class Lane:
     """Writes body chunks of one response whose head went out through ASGI, in chunked transfer coding."""
 
-    __slots__ = ("_fd", "_flow", "_transport")
+    __slots__ = ("_clear", "_fd", "_flow", "_transport")
 
     def __init__(self, transport: Any, flow: FlowControl, fd: int) -> None:
         self._transport = transport
         self._flow = flow
         self._fd = fd
+        self._clear = False  # nothing is queued in the transport, and nobody but this lane will queue more
 
     @classmethod
     def open(cls, scope: Any) -> Lane | None:
@@ -44,11 +45,13 @@ class Lane:
         transport = self._transport
         if transport.is_closing():  # from here on the descriptor may belong to somebody else
             return True
-        if transport.get_write_buffer_size():  # what is queued goes first
-            if self._flow.write_paused:
-                return False
-            transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-            return True
+        if not self._clear:
+            if transport.get_write_buffer_size():  # what is queued goes first
+                if self._flow.write_paused:
+                    return False
+                transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+                return True
+            self._clear = True
         frame = b"%x\r\n%b\r\n" % (len(body), body)
         try:
             written = os.write(self._fd, frame)
@@ -57,6 +60,7 @@ class Lane:
         except OSError:  # reset by the client: let the transport notice and tell everybody
             written = 0
         if written < len(frame):
+            self._clear = False
             transport.write(frame[written:])
         return True
 

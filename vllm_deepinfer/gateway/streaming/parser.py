@@ -55,6 +55,10 @@ class OutputParser:
         end_of_reasoning: id of the token that ends the reasoning, for counting what came before it.
         detokenizer: decodes token ids in half the time; not with logprobs, which the processor has to decode.
         fingerprint: `system_fingerprint` of the answer.
+
+    Attributes:
+        plain_of: by token id, the JSON text of tokens that may go past the processor while it is `steady`;
+            empty when none ever may. See `skip`.
     """
 
     __slots__ = (
@@ -64,7 +68,6 @@ class OutputParser:
         "_exact",
         "_fingerprint",
         "_held",
-        "_plain_of",
         "_processor",
         "_prompt_tokens",
         "_reasoning",
@@ -73,6 +76,7 @@ class OutputParser:
         "cached_tokens",
         "fed",
         "finished",
+        "plain_of",
         "reasoning",
         "skipped_reasoning",
         "steady",
@@ -111,7 +115,7 @@ class OutputParser:
         table = (
             None if options.stop_sequences or options.parse_json_output else detokenizer and detokenizer.table
         )
-        self._plain_of = table.plain_of if table else []
+        self.plain_of = table.plain_without(self._eos) if table else []
         self._fingerprint = fingerprint
         self._started = False
         self.finished = False
@@ -143,29 +147,20 @@ class OutputParser:
             self.finished = True
         return chunks
 
-    def plain(self, delta: TokenDelta) -> bytes | None:
-        """JSON text of a delta that is one token of plain text, if the processor would pass just that
-        through.
-
-        Such text has no character that starts any markup, the processor is `steady`, and there is no stop
-        string to be found and no JSON document to be cut out. If the answer goes on with it, call `skip`, not
-        `feed`.
-        """
-        ids = delta.token_ids
-        if not self.steady or len(ids) != 1 or delta.finish_reason is not None or ids[0] in self._eos:
-            return None
-        return self._plain_of[ids[0]] if 0 <= ids[0] < len(self._plain_of) else None
-
     def _plain(self, ids: Sequence[int]) -> bytes | None:
-        if len(ids) != 1 or ids[0] in self._eos or not 0 <= ids[0] < len(self._plain_of):
+        if len(ids) != 1 or not 0 <= ids[0] < len(self.plain_of):
             return None
-        return self._plain_of[ids[0]]
+        return self.plain_of[ids[0]]
 
-    def skip(self) -> None:
-        """Count a token of plain text that went past the processor, and that its usage therefore lacks."""
-        self.tokens += 1
-        self._reasoning += self._reasons
-        self.skipped_reasoning += self.reasoning
+    def skip(self, count: int) -> None:
+        """Count tokens of `plain_of` that went past the processor, and that its usage therefore lacks.
+
+        They may while it is `steady`: such text has no character that starts any markup, the processor holds
+        nothing back, and there is no stop string to be found and no JSON document to be cut out.
+        """
+        self.tokens += count
+        self._reasoning += count * self._reasons
+        self.skipped_reasoning += count * self.reasoning
 
     def reasoning_tokens(self, counted: int) -> int:
         """Tokens of reasoning, given what the processor has counted.

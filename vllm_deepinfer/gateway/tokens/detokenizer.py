@@ -26,6 +26,15 @@ class Detokenizer:
         """For tokens of plain text, that text inside a JSON string: whole characters, none of which any
         markup starts
         with."""
+        self._plain_without: dict[frozenset[int], list[bytes | None]] = {frozenset(): self.plain_of}
+
+    def plain_without(self, ids: frozenset[int]) -> list[bytes | None]:
+        """`plain_of` with nothing for these ids, such as those that end an answer; made once per set."""
+        found = self._plain_without.get(ids)
+        if found is None:
+            plain = [None if token in ids else text for token, text in enumerate(self.plain_of)]
+            found = self._plain_without[ids] = plain
+        return found
 
     def decode(self, ids: Sequence[int], skip_control: bool = False) -> str:
         """Text of ids, invalid UTF-8 as U+FFFD. Raises TokenizerError for an id that names no token."""
