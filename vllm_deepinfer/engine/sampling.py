@@ -87,23 +87,32 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def __post_init__(self) -> None:
         """Raises: InvalidRequest naming the field, its value and the range."""
-        _check("max_tokens", self.max_tokens, 1, math.inf)
-        _check("min_tokens", self.min_tokens, 0, math.inf if self.max_tokens is None else self.max_tokens)
-        _check("temperature", self.temperature, 0.0, 1e4)
-        _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check("top_k", self.top_k, 0, math.inf)
-        _check("min_p", self.min_p, 0.0, 1.0)
-        _check("seed", self.seed, -(2**63), 2**63 - 1)
-        _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, 1e4, open_low=True)
-        _check("logprobs", self.logprobs, 0, math.inf)
-        _check("prompt_logprobs", self.prompt_logprobs, 0, math.inf)
+        for name, (default, low, high, open_low) in _RANGES.items():
+            value = getattr(self, name)
+            if value != default:  # as most are: this runs twice per request
+                _check(name, value, low, high, open_low)
+        if self.min_tokens:
+            _check("min_tokens", self.min_tokens, 0, math.inf if self.max_tokens is None else self.max_tokens)
         for token_id in self.stop_token_ids:
             _check("stop_token_ids", token_id, 0, math.inf)
         for token_id, bias in self.logit_bias.items():
             _check("logit_bias key", token_id, 0, math.inf)
             _check(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+
+
+_RANGES: dict[str, tuple[float | None, float, float, bool]] = {  # default, low, high, low is excluded
+    "max_tokens": (None, 1, math.inf, False),
+    "temperature": (1.0, 0.0, 1e4, False),
+    "top_p": (1.0, 0.0, 1.0, True),
+    "top_k": (0, 0, math.inf, False),
+    "min_p": (0.0, 0.0, 1.0, False),
+    "seed": (None, -(2**63), 2**63 - 1, False),
+    "presence_penalty": (0.0, -2.0, 2.0, False),
+    "frequency_penalty": (0.0, -2.0, 2.0, False),
+    "repetition_penalty": (1.0, 0.0, 1e4, True),
+    "logprobs": (None, 0, math.inf, False),
+    "prompt_logprobs": (None, 0, math.inf, False),
+}
 
 
 def _check(name: str, value: float | None, low: float, high: float, open_low: bool = False) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import sqlite3
-import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -23,7 +23,7 @@ Prepare = Callable[[Body, ModelCard, str], Prepared]
 
 def new_id(prefix: str) -> str:
     """An id that nobody can guess."""
-    return prefix + uuid.uuid4().hex
+    return prefix + secrets.token_hex(16)
 
 
 class StatelessApi:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
+import secrets
 import time
-import uuid
 from dataclasses import dataclass
 
 from vllm_deepinfer.gateway.http_io import Scope, header
@@ -17,6 +18,10 @@ from vllm_deepinfer.gateway.streaming.lane import Lane
 
 CLIENT_LEFT = 499  # nginx's status for it
 QUIET = frozenset({"/health", "/ready", "/metrics", "/status.json"})  # polled; logged at debug
+_PROCESS, _COUNT = (
+    secrets.token_hex(8),
+    itertools.count(1),
+)  # an id that only has to be unique, and costs little
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -41,10 +46,11 @@ class Call:
     @classmethod
     def begin(cls, scope: Scope, route: str) -> Call:
         """A call for a request that has just arrived."""
-        given = header(scope, b"x-request-id") or ""
-        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        given = header(scope, b"x-request-id")
+        if given is None or not _REQUEST_ID.fullmatch(given):
+            given = f"req_{_PROCESS}{next(_COUNT):016x}"
         account = Account(received=time.monotonic())
-        return cls(request_id=request_id, route=route, account=account, lane=Lane.open(scope))
+        return cls(request_id=given, route=route, account=account, lane=Lane.open(scope))
 
     @property
     def tenant(self) -> str:
@@ -62,11 +68,14 @@ class Call:
         polled = self.route in QUIET
         metrics.request(self.route, self.status, now - account.received, polled)
         metrics.usage(account.prompt_tokens, account.cached_tokens, account.output_tokens)
+        level = logging.DEBUG if polled else logging.INFO
+        if not access.isEnabledFor(level):
+            return
         ttft = None
         if account.first_token is not None:
             ttft = round((account.first_token - account.received) * 1e3, 1)
         access.log(
-            logging.DEBUG if polled else logging.INFO,
+            level,
             "request",
             extra={
                 "request_id": self.request_id,

@@ -15,6 +15,7 @@ from vllm_deepinfer.gateway.generation import begin, collect
 from vllm_deepinfer.gateway.http_io import Disconnected, Scope, header, parse_object, read_body, send_json
 from vllm_deepinfer.gateway.offload import offload
 from vllm_deepinfer.gateway.streaming.exchange import CollectExchange, Exchange, StreamExchange
+from vllm_deepinfer.gateway.streaming.keepalive import KeepAlive
 from vllm_deepinfer.gateway.streaming.sse import Receive, Send, SlowReader, SseWriter
 
 logger = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class GenerationEndpoint:
         started = await begin(prepared, exchange, core, call)
         try:
             await self._wait(exchange, left)
-            if not exchange.done.done():
+            if exchange.left:
                 core.metrics.aborts.labels("disconnect").inc()
                 raise Disconnected
         finally:
@@ -130,18 +131,15 @@ class GenerationEndpoint:
 
     async def _wait(self, exchange: Exchange, left: asyncio.Future[Any]) -> None:
         """Until the answer has ended or the client has left; keeps a silent stream open."""
-        silent = self._core.settings.keepalive_s if isinstance(exchange, StreamExchange) else None
-        while True:
-            exchange.settle()
-            seen = exchange.account.output_events
-            ended, _ = await asyncio.wait(
-                {exchange.done, left}, timeout=silent, return_when=asyncio.FIRST_COMPLETED
-            )
-            if ended:
-                return
-            exchange.settle()
-            if isinstance(exchange, StreamExchange) and exchange.account.output_events == seen:
-                exchange.keep_alive()
+        left.add_done_callback(lambda _: exchange.leave())
+        if not isinstance(exchange, StreamExchange):
+            await exchange.done
+            return
+        beat = KeepAlive(exchange, self._core.settings.keepalive_s)
+        try:
+            await exchange.done
+        finally:
+            beat.stop()
 
     async def _end_stream(self, prepared: Prepared, body: Body, exchange: StreamExchange, call: Call) -> None:
         if exchange.error is not None and not exchange.writer.started:

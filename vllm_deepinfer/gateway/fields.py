@@ -7,7 +7,7 @@ name, as OpenAI's own server does, and never dropped silently.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
@@ -58,10 +58,10 @@ class EngineFields(BaseModel):
     service_tier: ServiceTier | None = None
 
     @classmethod
-    def read(cls, body: Mapping[str, Any], names: Iterable[str]) -> EngineFields:
+    def read(cls, body: Mapping[str, Any], names: Container[str]) -> EngineFields:
         """The fields `names` of `body`. Raises: ApiError naming the first bad one."""
         try:
-            return cls.model_validate({name: body[name] for name in names if name in body})
+            return cls.model_validate({name: body[name] for name in body if name in names})
         except ValidationError as error:
             raise from_validation(error) from None
 

@@ -203,3 +203,25 @@ async def test_after_a_failure_nothing_goes_past() -> None:
     exchange.fail(ApiError(500, "another choice failed."), "internal")
     assert choice.deliver(TokenDelta("r0", (1,)), 12.0) is True
     assert sent.body == "0:7 !500"
+
+
+async def test_a_client_that_leaves_ends_the_wait_and_leaves_the_engine_at_work() -> None:
+    exchange, (choice,), _, _ = make()
+    choice.deliver(TokenDelta("r0", (1,)), 11.0)
+    exchange.leave()
+    assert exchange.done.done() and exchange.left and exchange.unfinished
+    assert choice.deliver(TokenDelta("r0", (1,)), 12.0) is True
+
+
+async def test_leaving_after_the_end_changes_nothing() -> None:
+    exchange, (choice,), _, _ = make()
+    choice.deliver(TokenDelta("r0", (1,), FinishReason.STOP), 11.0)
+    exchange.leave()
+    assert not exchange.left and not exchange.unfinished
+
+
+async def test_an_answer_whose_waiter_was_cancelled_is_unfinished() -> None:
+    """Cancelling a task cancels the future it waits for; the engine is still at work."""
+    exchange, _, _, _ = make()
+    exchange.done.cancel()
+    assert exchange.unfinished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import msgspec
@@ -130,6 +131,7 @@ class ModelCard:
     max_model_len: int
     thinking: bool = True
 
+    @cached_property
     def options(self) -> ConversionOptions:
         """Options of the recipe's conversion for this model."""
         limit = max(1, self.max_model_len)
@@ -167,10 +169,13 @@ def convert(
     make: Callable[[bytes], _RecipeRequest], body: Body, options: ConversionOptions
 ) -> ConversationRequest:
     """Run the recipe's conversion. Raises: ApiError with the recipe's sentence, or for an image."""
+    encoded = encode_body(body)
     try:
-        conversation = make(encode_body(body)).convert(options)
+        conversation = make(encoded).convert(options)
     except (ConversionError, ValueError) as error:
         raise from_conversion(error) from None
+    if not (b"image" in encoded or b"file" in encoded):  # the type of every part that can hold one
+        return conversation
     for message in conversation.conversation.messages:
         for source in message.image_sources:
             where = source.path.lstrip(".") or "messages"

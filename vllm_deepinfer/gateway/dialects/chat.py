@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from deepseek_recipe import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 
 from vllm_deepinfer.gateway.constraints import ToolPolicy, without_strict
@@ -78,7 +79,7 @@ def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
     plain = {name: value for name, value in body.items() if name in RECIPE_FIELDS}
     _translate(body, plain)
     tools = ToolPolicy.take(body, plain, parallel=fields.parallel_tool_calls is not False)
-    conversation = tools.convert(lambda: convert(ChatCompletionRequest, plain, card.options()), plain)
+    conversation = tools.convert(lambda: convert(ChatCompletionRequest, plain, card.options), plain)
     include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
     choices = fields.n or 1
     return Prepared(
@@ -162,7 +163,7 @@ class ChatEncoder:
         return True
 
     def _final(self, text: str, parser: OutputParser) -> str:
-        document = json.loads(text)
+        document = msgspec.json.decode(text)
         self._usages.append(_counted(document.pop("usage", None) or {}, parser))
         self._last = document
         return _dump(document | {"usage": None}) if self._include_usage else _dump(document)
@@ -229,4 +230,4 @@ def _sum(usages: Sequence[Body]) -> Body:
 
 
 def _dump(document: Body) -> str:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return msgspec.json.encode(document).decode()

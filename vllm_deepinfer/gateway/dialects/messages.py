@@ -66,7 +66,7 @@ def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
     fields = EngineFields.read(body, ENGINE_FIELDS)
     plain = {name: value for name, value in body.items() if name in RECIPE_FIELDS}
     tools = ToolPolicy.take(body, plain, parallel=True)
-    conversation = tools.convert(lambda: convert(MessagesRequest, plain, card.options()), plain)
+    conversation = tools.convert(lambda: convert(MessagesRequest, plain, card.options), plain)
     schema = _schema(body)
     prompt = render(conversation) if schema is None else _render_with_schema(conversation, schema)
     constraint = fields.constraint()

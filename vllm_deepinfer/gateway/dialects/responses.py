@@ -112,7 +112,7 @@ def prepare(body: Body, earlier: Sequence[Any], card: ModelCard, answer_id: str)
     fields = EngineFields.read(body, ENGINE_FIELDS)
     plain = {name: value for name, value in body.items() if name in RECIPE_FIELDS}
     plain["input"] = [*earlier, *input_items(body)]
-    options = card.options()
+    options = card.options
     tools = ToolPolicy.take(body, relaxed := dict(plain), parallel=fields.parallel_tool_calls is not False)
     if "text" in relaxed:
         relaxed["text"] = without_strict(relaxed["text"], "format")

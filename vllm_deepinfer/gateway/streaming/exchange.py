@@ -44,6 +44,7 @@ class Exchange:
         "account",
         "done",
         "error",
+        "left",
         "metrics",
         "write",
     )
@@ -53,6 +54,7 @@ class Exchange:
         self.account = account
         self.error: ApiError | None = None
         self.abandoned = False  # the client does not read: there is nobody to tell
+        self.left = False  # the client has closed its connection first
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open = choices
         self._choices: list[Choice] = []
@@ -69,7 +71,7 @@ class Exchange:
     @property
     def unfinished(self) -> bool:
         """Whether the engine may still be at work for it."""
-        return self.error is not None or not self.done.done()
+        return self.error is not None or self._open > 0
 
     def emit(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> None:
         """Take chunks of one choice."""
@@ -84,6 +86,12 @@ class Exchange:
         self.account.finish_reasons.append(reason)
         self._open -= 1
         if self._open == 0 and not self.done.done():
+            self.done.set_result(None)
+
+    def leave(self) -> None:
+        """The client has gone."""
+        if not self.done.done():
+            self.left = True
             self.done.set_result(None)
 
     def fail(self, error: ApiError, reason: str) -> None:

@@ -155,6 +155,8 @@ class PromptTokenizer:
         return plan
 
     def _plan_text(self, plan: _Plan, text: str) -> None:
+        if not text:
+            return
         if self._rule is None and len(text) > self._piece_chars:
             metrics.SERIAL_PROMPTS.inc()
         for piece in cut(text, self._rule, self._piece_chars):
@@ -183,7 +185,10 @@ class PromptTokenizer:
 
     def _start(self, plan: _Plan) -> "Future[list[array[int]]] | None":
         chars = sum(map(len, plan.missing))
-        metrics.CACHED_CHARS.inc(plan.cached_chars)
+        if plan.cached_chars:
+            metrics.CACHED_CHARS.inc(plan.cached_chars)
+        if not chars:
+            return None
         metrics.ENCODED_CHARS.inc(chars)
         if chars > INLINE_CHARS:
             return self._pool.run(plan.missing)
