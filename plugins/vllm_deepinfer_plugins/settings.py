@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import difflib
 import os
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, StrictBool, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationError
 
 from vllm_deepinfer.errors import UserError
 
 
 class SettingsError(UserError):
     """A key or value under ``deepinfer`` in additional_config that nobody can act on."""
+
+
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):
@@ -22,12 +25,28 @@ class Settings(BaseModel):
         portable_model: Use this project's DeepSeek-V4.1 class even where vLLM has its own (CUDA, ROCm).
         batch_invariant: A token's bits depend on its own history alone: not on the batch, the chunks, the
             prefix cache or the block size. None follows vLLM's VLLM_BATCH_INVARIANT.
+        itl_target_ms: Time-budget scheduler: a token of a running request should follow the one before it
+            within this many milliseconds, at `itl_percentile`.
+        itl_percentile: Which percentile of all inter-token latencies the target is for.
+        step_budget_ms: Instead of itl_target_ms: what a step may be predicted to take, uncorrected.
+        prefill_order: Who goes first: the shortest, with ageing; first come first served; priority.
+        prefill_tile: Chunks are multiples of this many tokens, which kernels compute at once. None: 32 on a
+            CPU, 128 elsewhere.
+        step_cost_file: Where the fitted cost model is kept. None: in vLLM's cache folder.
+        native_kernels: Compile the CPU's bfloat16 kernels with the machine's C compiler and use them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     portable_model: StrictBool = False
     batch_invariant: StrictBool | None = None
+    native_kernels: StrictBool = True
+    itl_target_ms: Positive | None = None
+    itl_percentile: Annotated[Positive, Field(lt=100)] = 99.0
+    step_budget_ms: Positive | None = None
+    prefill_order: Literal["shortest", "fcfs", "priority"] = "shortest"
+    prefill_tile: Annotated[int, Field(strict=True, ge=1, le=8192)] | None = None
+    step_cost_file: Annotated[StrictStr, Field(min_length=1)] | None = None
 
     @classmethod
     def read(cls, additional_config: Any) -> Settings:

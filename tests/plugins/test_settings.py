@@ -42,9 +42,9 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
 
 
 def test_an_unknown_key_like_no_other_lists_them() -> None:
-    assert refusal({"zzz": 1}) == (
-        'additional_config["deepinfer"] has the unknown key zzz: the keys are portable_model, batch_invariant'
-    )
+    message = refusal({"zzz": 1})
+    assert message.startswith('additional_config["deepinfer"] has the unknown key zzz: the keys are ')
+    assert message.endswith(", ".join(Settings.model_fields))
 
 
 @pytest.mark.parametrize("key", ["portable_model", "batch_invariant"])
@@ -84,3 +84,34 @@ def test_the_setting_goes_before_vllms_variable(
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().portable_model = True  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("key", ["itl_target_ms", "step_budget_ms"])
+@pytest.mark.parametrize("value", [0, -1, -0.5, "40", True, [40], float("nan"), float("inf")])
+def test_a_target_that_is_no_positive_number(key: str, value: Any) -> None:
+    assert refusal({key: value}).startswith(f'additional_config["deepinfer"]["{key}"] is {value!r}: ')
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("itl_percentile", 0),
+        ("itl_percentile", 100),
+        ("prefill_tile", 0),
+        ("prefill_tile", 32.0),
+        ("prefill_tile", True),
+        ("prefill_order", "random"),
+        ("step_cost_file", ""),
+        ("step_cost_file", 3),
+    ],
+)
+def test_scheduler_keys_that_cannot_be_acted_on(key: str, value: Any) -> None:
+    assert refusal({key: value}).startswith(f'additional_config["deepinfer"]["{key}"] is {value!r}: ')
+
+
+def test_the_scheduler_s_settings() -> None:
+    said = {"itl_target_ms": 40, "itl_percentile": 95, "prefill_order": "fcfs", "prefill_tile": 64}
+    settings = Settings.read({"deepinfer": {**said, "step_cost_file": "/tmp/fit.json"}})
+    assert (settings.itl_target_ms, settings.itl_percentile, settings.prefill_tile) == (40.0, 95.0, 64)
+    assert (settings.prefill_order, settings.step_cost_file) == ("fcfs", "/tmp/fit.json")
+    assert Settings().itl_target_ms is None and Settings().prefill_order == "shortest"
