@@ -13,10 +13,10 @@ from torch import nn
 
 from vllm_deepinfer.checkpoint.config import LayerPlan, TextConfig
 
+from .cached import cached_row
 from .compressor import Compressor
 from .indexer import Indexer
 from .layers import GroupedLinear, Linear, RMSNorm
-from .quant import quantize_cache
 from .rope import rotate
 
 
@@ -59,8 +59,8 @@ class Attention(nn.Module):
     def project(self, x: torch.Tensor, rotations: torch.Tensor) -> Projected:
         """Queries, window KV and index queries of tokens [tokens, hidden] at rotations [tokens, pairs]."""
         latent = self.q_norm(self.wq_a(x))
-        query = rotate(self.wq_b(latent).unflatten(-1, (self.heads, self.size)), rotations)
-        window = quantize_cache(rotate(self.kv_norm(self.wkv(x)), rotations), "fp8")
+        query = rotate(self.wq_b(latent).unflatten(-1, (self.heads, self.size)), rotations, in_place=True)
+        window = cached_row(self.wkv(x), rotations, "fp8", self.kv_norm)
         raw = None if self.compressor is None else self.compressor.project(x)
         if self.indexer is None:
             return Projected(query, window, raw, None, None)
@@ -76,12 +76,14 @@ class Attention(nn.Module):
         """
         assert self.compressor is not None and self.indexer is not None
         latent = self.compressor.pool(group)
-        compressed = quantize_cache(rotate(latent, rotations), "nvfp4")
+        compressed = cached_row(latent, rotations, "nvfp4")
         return torch.cat((compressed, self.indexer.keys(latent, rotations)), dim=-1)
 
     def output(self, attended: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Undo the rotation on [tokens, heads, head_dim] and project to [tokens, hidden]."""
-        projected: torch.Tensor = self.wo_b(self.wo_a(rotate(attended, rotations, inverse=True).flatten(1)))
+        projected: torch.Tensor = self.wo_b(
+            self.wo_a(rotate(attended, rotations, inverse=True, in_place=True).flatten(1))
+        )
         return projected
 
 

@@ -10,7 +10,7 @@ from vllm_deepinfer.checkpoint.config import LayerPlan, TextConfig
 from .attention import Attention, Projected
 from .engram import Engram
 from .layers import RMSNorm
-from .mhc import HyperConnection, collapse, expand
+from .mhc import HyperConnection, enter, expand
 from .moe import MoE
 from .sequence import Sequence, Store
 
@@ -57,9 +57,8 @@ class Block(nn.Module):
         streams, x, experts, weights, *ffn_mix = tiles(
             self._between, attended, rotations, streams, *mix, sequence.image
         )
-        routed = self.ffn.experts(x, experts, weights, tiles)
-        streams = tiles(self._leave, x, routed, streams, *ffn_mix[1:])
-        return streams, ffn_mix[0]
+        output = self.ffn(x, experts, weights, tiles)
+        return tiles(expand, output, streams, *ffn_mix[1:]), ffn_mix[0]
 
     def _attend(self, projected: Projected, sequence: Sequence) -> torch.Tensor:
         plan = self.plan
@@ -80,8 +79,8 @@ class Block(nn.Module):
     def _enter(
         self, streams: torch.Tensor, pre: torch.Tensor, rotations: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        mix = self.hc_attn(streams)
-        return (*mix, *self.attn.project(self.attn_norm(collapse(streams, pre)), rotations))
+        x, *mix = enter(self.hc_attn, self.attn_norm, streams, pre)
+        return (*mix, *self.attn.project(x, rotations))
 
     def _between(
         self,
@@ -94,16 +93,5 @@ class Block(nn.Module):
         image: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
         streams = expand(self.attn.output(attended, rotations), streams, post, comb)
-        mix = self.hc_ffn(streams)
-        x = self.ffn_norm(collapse(streams, pre))
+        x, *mix = enter(self.hc_ffn, self.ffn_norm, streams, pre)
         return (streams, x, *self.ffn.gate(x, image), *mix)
-
-    def _leave(
-        self,
-        x: torch.Tensor,
-        routed: torch.Tensor,
-        streams: torch.Tensor,
-        post: torch.Tensor,
-        comb: torch.Tensor,
-    ) -> torch.Tensor:
-        return expand(routed + self.ffn.shared_experts(x), streams, post, comb)

@@ -18,9 +18,12 @@ from vllm_deepinfer.checkpoint.config import V41Config
 from vllm_deepinfer.checkpoint.engram import EngramHash
 from vllm_deepinfer.checkpoint.verify import INDEX, SINGLE
 
+from ..kernels import Kernels, load
+from ..kernels.build import BuildError
 from ..settings import Settings
 from .backbone import Backbone
-from .packing import can_pack, pack
+from .native import NativePagedSequence
+from .packing import pack
 from .paged import PagedSequence, Stores
 from .quant import CACHE_DTYPE
 from .sequence import Store
@@ -45,7 +48,10 @@ class DeepseekV41ForCausalLM(nn.Module):
         super().__init__()
         config = V41Config.from_dict(vllm_config.model_config.hf_config.to_dict()).text_config
         self.config, self.dtype = config, vllm_config.model_config.dtype
-        self.tiles = RowTiles(ROWS if Settings.read(vllm_config.additional_config).invariant else None)
+        settings = Settings.read(vllm_config.additional_config)
+        self.tiles = RowTiles(ROWS if settings.invariant else None)
+        self._wants_kernels = settings.native_kernels
+        self._kernels: Kernels | None = None
         self.backbone = Backbone(config, engram_hash(vllm_config), self.dtype)
         self.stores = _make_stores(vllm_config, f"{prefix}." if prefix else "")
         # Modules, so that vLLM and a caller that lists modules see the stores.
@@ -80,15 +86,25 @@ class DeepseekV41ForCausalLM(nn.Module):
             return self._profile(input_ids)
         ours = {store.prefix: metadata[store.prefix] for store in self._paged}
         tokens = next(iter(ours.values())).tokens
-        sequence = PagedSequence(self.config, positions[:tokens].long(), self.tiles, self.stores, ours)
+        sequence = self._sequence(positions[:tokens].long(), ours)
         hidden: torch.Tensor = self.backbone(input_ids[:tokens], sequence)
         return hidden if tokens == len(input_ids) else _pad(hidden, len(input_ids))
 
     def _prepare(self, device: torch.device) -> None:
         """Pack the weights, once all are there: real ones and vLLM's dummy ones come in different ways."""
         self._ready = True
-        if self.tiles.rows is None and can_pack(self.dtype, device):
-            pack(self.backbone)
+        if self.tiles.rows is not None or self.dtype != torch.bfloat16 or device.type != "cpu":
+            return
+        if self._wants_kernels:
+            try:
+                self._kernels = load()
+            except (BuildError, OSError) as error:
+                logger.warning("DeepSeek-V4.1 runs without its CPU kernels, a few times slower: %s", error)
+        pack(self.backbone, self._kernels)
+
+    def _sequence(self, positions: torch.Tensor, metadata: dict[str, Any]) -> PagedSequence:
+        parts = (self.config, positions, self.tiles, self.stores, metadata)
+        return PagedSequence(*parts) if self._kernels is None else NativePagedSequence(*parts, self._kernels)
 
     def _profile(self, input_ids: torch.Tensor) -> torch.Tensor:
         """A run without caches: the plain form over the first rows, zeros behind them."""

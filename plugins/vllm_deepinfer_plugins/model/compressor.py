@@ -10,9 +10,9 @@ from torch import nn
 
 from vllm_deepinfer.checkpoint.config import TextConfig
 
+from ..kernels import active
+from .cached import cached_row
 from .layers import Linear, RMSNorm
-from .quant import quantize_cache
-from .rope import rotate
 
 
 class Compressor(nn.Module):
@@ -33,14 +33,17 @@ class Compressor(nn.Module):
         if self.ratio == 1:
             latent: torch.Tensor = self.wkv(x)
             return latent
-        wide = x.float()
-        return torch.cat((self.wkv(wide), self.wgate(wide)), dim=-1)
+        return torch.cat((self.wkv(x), self.wgate(x)), dim=-1)
 
     def pool(self, group: torch.Tensor) -> torch.Tensor:
         """Normalised latents [tokens, head_dim] of groups [tokens, ratio, channels] ending at each token."""
         if self.ratio == 1:
             single: torch.Tensor = self.norm(group[:, 0])
             return single
+        kernels = active(self.norm.weight)
+        if kernels is not None:
+            pooled: torch.Tensor = self.norm(kernels.pool(group))
+            return pooled
         values, gates = group.split(self.size, dim=-1)
         latent: torch.Tensor = self.norm((values * gates.softmax(dim=1)).sum(dim=1).to(self.dtype))
         return latent
@@ -56,4 +59,4 @@ class IndexKeys(nn.Module):
 
     def keys(self, latent: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """[tokens, index_head_dim] from latents [tokens, head_dim]."""
-        return quantize_cache(rotate(self.k_norm(self.wk(latent)), rotations), "mxfp4")
+        return cached_row(self.wk(latent), rotations, "mxfp4", self.k_norm)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from vllm_deepinfer.checkpoint.config import TextConfig
 from vllm_deepinfer.checkpoint.engram import EngramHash
 
+from ..kernels import active
 from .layers import Linear
 
 
@@ -85,6 +86,9 @@ class Engram(nn.Module):
             closed: [tokens] bool, True where nothing is added (image positions), or None.
         """
         memory = self.wkv(F.embedding(rows, self.embed.weight).flatten(1))
+        kernels = active(streams)
+        if kernels is not None and closed is None:
+            return kernels.engram(streams, memory, self.q_weight, self.k_weight, self.eps)
         key = memory[:, : -self.hidden].float().unflatten(1, (self.streams, self.hidden))
         value, wide = memory[:, -self.hidden :].float(), streams.float()
         weight = self.q_weight.float() * self.k_weight.float()

@@ -6,10 +6,9 @@ import torch
 
 from vllm_deepinfer.checkpoint.config import LayerPlan, TextConfig
 
+from .cached import cached_row
 from .compressor import IndexKeys
 from .layers import Linear
-from .quant import quantize_cache
-from .rope import rotate
 
 
 class Indexer(IndexKeys):
@@ -32,8 +31,9 @@ class Indexer(IndexKeys):
             x: [tokens, hidden], the normalised sub-layer input.
             latent: [tokens, q_lora_rank], the normalised query latent.
         """
-        queries = rotate(self.wq_b(latent).unflatten(-1, (self.heads, self.size)), rotations)
-        return quantize_cache(queries, "mxfp4"), self.weights_proj(x) * (self.size**-0.5 * self.heads**-0.5)
+        queries = self.wq_b(latent).unflatten(-1, (self.heads, self.size))
+        weights = self.weights_proj(x) * (self.size**-0.5 * self.heads**-0.5)
+        return cached_row(queries, rotations, "mxfp4"), weights
 
 
 def index_scores(queries: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

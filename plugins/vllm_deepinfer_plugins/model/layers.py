@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..kernels import active
+
 Product = Callable[[torch.Tensor], torch.Tensor]
 """Rows [n, inputs] to [n, outputs] with a weight that some library has packed for itself."""
 
@@ -25,6 +27,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[..., size] in and out, same dtype."""
+        kernels = active(values)
+        if kernels is not None and values.ndim == 2:
+            return kernels.rows(values, norm=self.weight, eps=self.eps)
         if values.dtype == torch.bfloat16 and not torch.is_grad_enabled():
             return F.rms_norm(values, self.weight.shape, self.weight, self.eps)  # the same in one kernel
         wide = values.float()
@@ -62,11 +67,14 @@ class GroupedLinear(nn.Module):
     def __init__(self, inputs: int, outputs: int, groups: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.groups = groups
+        self.packed: Product | None = None
         self.weight = nn.Parameter(torch.empty(groups * outputs, inputs, dtype=dtype))
         nn.init.normal_(self.weight, std=inputs**-0.5)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[tokens, groups × inputs] to [tokens, groups × outputs]."""
+        if self.packed is not None:
+            return self.packed(values)
         grouped = values.unflatten(-1, (self.groups, -1)).transpose(0, 1)
         weight = self.weight.unflatten(0, (self.groups, -1))
         return torch.bmm(grouped, weight.transpose(1, 2)).transpose(0, 1).flatten(1)

@@ -13,6 +13,9 @@ from torch.nn import functional as F
 
 from vllm_deepinfer.checkpoint.config import TextConfig
 
+from ..kernels import active
+from .layers import RMSNorm
+
 
 class HyperConnection(nn.Module):
     """Predicts one sub-layer's mixing coefficients, in float32."""
@@ -70,6 +73,25 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     return matrix
 
 
+def enter(
+    mixing: HyperConnection, norm: RMSNorm, streams: torch.Tensor, last: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a sub-layer takes from the streams [tokens, n, hidden].
+
+    Args:
+        norm: The norm behind the collapse.
+        last: [tokens, n] float32, the preceding sub-layer's ``pre``.
+
+    Returns:
+        Its normalised input [tokens, hidden], and its own mix ``pre``, ``post`` and ``comb``.
+    """
+    kernels = active(streams)
+    if kernels is not None:
+        parts = (mixing.fn, mixing.base, mixing.scale)
+        return kernels.enter(streams, last, parts, mixing.eps, mixing.iterations, norm.weight, norm.eps)
+    return (norm(collapse(streams, last)), *mixing(streams))
+
+
 def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     """A sub-layer's input [tokens, hidden] from [tokens, n, hidden] and the last ``pre`` [tokens, n]."""
     if streams.dtype == torch.bfloat16:
@@ -85,6 +107,9 @@ def expand(
     In bfloat16 the sums run as one small product per token, a sixth of the memory traffic; float32 keeps the
     reference's order of additions.
     """
+    kernels = active(output)
+    if kernels is not None:
+        return kernels.expand(output, streams, post, comb)
     if output.dtype == torch.bfloat16:
         factors = torch.cat((comb.transpose(1, 2), post.unsqueeze(-1)), dim=-1)
         return torch.bmm(factors, torch.cat((streams, output.unsqueeze(1)), dim=1).float()).to(output.dtype)

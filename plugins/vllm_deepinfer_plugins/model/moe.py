@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from vllm_deepinfer.checkpoint.config import TextConfig
 
+from ..kernels import active
 from .layers import Linear, Product
 from .tiles import RowTiles
 
@@ -41,6 +44,9 @@ class Router(nn.Module):
         Returns:
             Expert ids [tokens, chosen] and float32 weights [tokens, chosen].
         """
+        kernels = active(x)
+        if kernels is not None and image is None:
+            return kernels.route(x, self.weight, self.bias, self.chosen, self.scale, self.renormalise)
         scores = F.softplus(F.linear(x.float(), self.weight)).sqrt()
         bias = self.bias if image is None else torch.where(image.unsqueeze(-1), self.bias_vl, self.bias)
         experts = (scores + bias).topk(self.chosen, dim=-1).indices
@@ -143,10 +149,25 @@ class RoutedExperts(nn.Module):
 
 
 class MoE(nn.Module):
-    """Router, routed experts and the shared expert of one layer."""
+    """Router, routed experts and the shared expert of one layer.
+
+    ``packed`` takes over what the experts do, once a library has packed the weights (see `packing`).
+    """
+
+    packed: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def __init__(self, config: TextConfig, dtype: torch.dtype, experts: int, chosen: int) -> None:
         super().__init__()
         self.gate = Router(config, experts, chosen)
         self.experts = RoutedExperts(config, experts, dtype)
         self.shared_experts = SharedExpert(config, dtype)
+
+    def forward(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, tiles: RowTiles
+    ) -> torch.Tensor:
+        """[tokens, hidden] from [tokens, hidden] and what `gate` chose: [tokens, chosen] ids and weights."""
+        if self.packed is not None:
+            return self.packed(x, experts, weights)
+        routed = self.experts(x, experts, weights, tiles)
+        output: torch.Tensor = routed + tiles(self.shared_experts, x)
+        return output

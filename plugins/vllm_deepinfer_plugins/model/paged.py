@@ -105,8 +105,15 @@ class PagedSequence(Sequence):
 
     def put(self, store: Store, layer: int, rows: torch.Tensor) -> None:
         place = self.stores.tokens[store, layer]
-        slots = self.metadata[place.prefix].slots[: len(rows)]
-        place.rows.index_copy_(0, _row(place, slots), rows.to(place.dtype))
+        place.rows.index_copy_(0, self._new_rows(place), rows.to(place.dtype))
+
+    def _new_rows(self, place: PagedStore) -> torch.Tensor:
+        """[tokens] row numbers of the step's own tokens; stores of one group share them."""
+        slots = self.metadata[place.prefix].slots
+        key = (id(slots), place.rows_per_block, place.ratio)
+        if key not in self._indices:
+            self._indices[key] = _row(place, slots[: len(self.positions)])
+        return self._indices[key]
 
     def history(self, store: Store, layer: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         place = self.stores.tokens[store, layer]
@@ -134,9 +141,11 @@ class PagedSequence(Sequence):
 
     def put_entries(self, plan: LayerPlan, entries: torch.Tensor) -> None:
         place = self.stores.entries[plan.index]
-        complete = (self.positions + 1) % plan.ratio == 0
-        slots = self.metadata[place.prefix].slots[: len(entries)][complete]
-        place.rows.index_copy_(0, _row(place, slots), entries[complete].to(place.dtype))
+        rows = self._new_rows(place)
+        if plan.ratio > 1:
+            complete = ((self.positions + 1) % plan.ratio == 0).nonzero().squeeze(1)
+            rows, entries = rows[complete], entries[complete]
+        place.rows.index_copy_(0, rows, entries.to(place.dtype))
 
     def _entries(self, plan: LayerPlan, span: Span) -> torch.Tensor:
         """Row numbers of every entry that the last row of a span may see."""

@@ -1,4 +1,4 @@
-"""One thread: at these sizes a second one costs more in barriers than it computes."""
+"""One thread, since at these sizes a second one costs more in barriers; no native kernels by default."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def portable() -> Iterator[None]:
+    """Native kernels are on in a test only if it loads them, and off again behind it."""
+    from vllm_deepinfer_plugins.kernels import suspended
+
+    with suspended():
+        yield
