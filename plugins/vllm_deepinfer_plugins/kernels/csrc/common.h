@@ -1,7 +1,7 @@
 /* What all kernels share: bfloat16, the packed weight layout, the block product.
  *
  * Every function works on rows, and a row's bits depend on that row alone: sums run in one fixed order whatever
- * the number of rows. Threads come from the OpenMP runtime that PyTorch has loaded.
+ * the number of rows. (Not so in prefill.c: there the chunk decides which keys share a rounding.) Threads come from the OpenMP runtime that PyTorch has loaded.
  */
 #ifndef DEEPINFER_COMMON_H
 #define DEEPINFER_COMMON_H
@@ -78,11 +78,11 @@ static inline float logarithm(float x) {
     return r - 0.5f * r * r + r * r * r * p - 2.12194440e-4f * n + 0.693359375f * n;
 }
 
-/* log(1 + e^x), x itself above 20 (as in PyTorch). */
+/* log(1 + e^x), x itself above 20 (as in PyTorch), so is a NaN. */
 static inline float softplus(float x) {
     const float e = exponential(x);
     const float small = e - e * e * (0.5f - e * (1.0f / 3));
-    return x > 20.0f ? x : (e < 1e-2f ? small : logarithm(1.0f + e));
+    return !(x <= 20.0f) ? x : (e < 1e-2f ? small : logarithm(1.0f + e));
 }
 
 /* Tell the calling thread's tile unit about products of `rows` rows (1 to BLOCK); a no-op without AMX. */

@@ -7,7 +7,27 @@
 
 enum { TOGETHER = 4, CHUNK = 4 }; /* heads that share a pass over the keys; vectors of a pass over the values */
 
-/* `heads` (TOGETHER or 1) heads of one row over `count` keys. logits: [heads, count]; size a multiple of 64. */
+/* The weighted sums of `vectors` (CHUNK or 1) x LANES channels from `first`. */
+static inline __attribute__((always_inline)) void some_values(const bf16 *const *keys, long count, long first,
+                                                              int vectors, int heads, long size, const float *logits,
+                                                              const float *factors, bf16 *out) {
+    lanes sums[TOGETHER][CHUNK] = {0};
+    for (long key = 0; key < count; key++) {
+        lanes value[CHUNK];
+        for (int v = 0; v < vectors; v++) value[v] = load_wide(keys[key] + first + v * LANES);
+        for (int h = 0; h < heads; h++) {
+            const float weight = logits[h * count + key];
+            for (int v = 0; v < vectors; v++) sums[h][v] += value[v] * weight;
+        }
+    }
+    for (int h = 0; h < heads; h++) {
+        float values[CHUNK * LANES];
+        memcpy(values, sums[h], sizeof values);
+        for (int i = 0; i < vectors * LANES; i++) out[h * size + first + i] = narrow(values[i] * factors[h]);
+    }
+}
+
+/* `heads` (TOGETHER or 1) heads of one row over `count` keys. logits: [heads, count]; size a multiple of 16. */
 static inline __attribute__((always_inline)) void some_heads(const bf16 *const *keys, long count, const bf16 *query,
                                                              int heads, long size, const float *sink, float scale,
                                                              float *q, float *logits, bf16 *out) {
@@ -29,31 +49,15 @@ static inline __attribute__((always_inline)) void some_heads(const bf16 *const *
         for (long key = 0; key < count; key++) sum += row[key] = exponential(row[key] - most);
         factors[h] = 1.0f / (sum + exponential(sink[h] - most));
     }
-    for (long first = 0; first < size; first += CHUNK * LANES) {
-        lanes sums[TOGETHER][CHUNK] = {0};
-        for (long key = 0; key < count; key++) {
-            const bf16 *from = keys[key] + first;
-            const lanes a = load_wide(from), b = load_wide(from + LANES), c = load_wide(from + 2 * LANES),
-                        d = load_wide(from + 3 * LANES);
-            for (int h = 0; h < heads; h++) {
-                const float weight = logits[h * count + key];
-                sums[h][0] += a * weight;
-                sums[h][1] += b * weight;
-                sums[h][2] += c * weight;
-                sums[h][3] += d * weight;
-            }
-        }
-        for (int h = 0; h < heads; h++) {
-            float values[CHUNK * LANES];
-            memcpy(values, sums[h], sizeof values);
-            for (int i = 0; i < CHUNK * LANES; i++) out[h * size + first + i] = narrow(values[i] * factors[h]);
-        }
-    }
+    long first = 0;
+    for (; first + CHUNK * LANES <= size; first += CHUNK * LANES)
+        some_values(keys, count, first, CHUNK, heads, size, logits, factors, out);
+    for (; first < size; first += LANES) some_values(keys, count, first, 1, heads, size, logits, factors, out);
 }
 
 /* Softmax attention with a sink over the last `reach` window rows and the chosen entries of each row.
  *
- * query, out: [tokens, heads, size]. chosen: [tokens, k] entry numbers, -1 for none, or k = 0.
+ * query, out: [tokens, heads, size], size a multiple of 16. chosen: [tokens, k] entry numbers, -1 for none, or k = 0.
  * Returns 0, or 1 when memory is short.
  */
 int deepinfer_attend_rows(const bf16 *query, long tokens, int heads, long size, const int64_t *positions,

@@ -3,7 +3,7 @@
 
 #include "vectors.h"
 
-enum { MOST_STREAMS = 8, TOGETHER = 4 }; /* rows that share a pass over the mixing weight */
+enum { TOGETHER = 4 }; /* rows that share a pass over the mixing weight */
 
 static inline lanes exponentials(lanes x) {
     float values[LANES];
@@ -129,11 +129,11 @@ void deepinfer_expand(const bf16 *output, const bf16 *streams, const float *post
     for (long token = 0; token < tokens; token++) {
         const bf16 *added = output + token * hidden, *from = streams + token * n * hidden;
         for (int j = 0; j < n; j++) {
-            float factors[MOST_STREAMS];
-            for (int i = 0; i < n; i++) factors[i] = comb[token * n * n + i * n + j];
+            const float *factor = comb + token * n * n + j;
             const float own = post[token * n + j];
             bf16 *to = next + (token * n + j) * hidden;
             if (n == 4) {
+                const float factors[4] = {factor[0], factor[4], factor[8], factor[12]};
 #pragma omp simd
                 for (long h = 0; h < hidden; h++)
                     to[h] = narrow(factors[0] * wide(from[h]) + factors[1] * wide(from[hidden + h]) +
@@ -142,7 +142,7 @@ void deepinfer_expand(const bf16 *output, const bf16 *streams, const float *post
             } else {
                 for (long h = 0; h < hidden; h++) {
                     float value = own * wide(added[h]);
-                    for (int i = 0; i < n; i++) value += factors[i] * wide(from[i * hidden + h]);
+                    for (int i = 0; i < n; i++) value += factor[i * n] * wide(from[i * hidden + h]);
                     to[h] = narrow(value);
                 }
             }

@@ -1,7 +1,8 @@
 /* Attention of a prompt chunk: its rows share their keys, so window and entries are packed once and masked.
  *
  * A strip of rows (token, head) walks over groups of key blocks with a running maximum (online softmax); scores and
- * sums stay in float32, the weights of a group are rounded to bfloat16 for the second product.
+ * sums stay in float32, the weights of a group are rounded to bfloat16 for the second product. Where groups begin
+ * depends on the chunk, so a row's last bits do too; the number of threads changes nothing.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@ enum { GROUP = 8, STRIP = 128 }; /* key blocks that a strip of rows passes at on
 
 typedef struct {
     const bf16 *query;
-    long tokens, size, begin, reach, near_first, near_count, near_blocks, entry_count, ratio, k, all_keys;
+    long tokens, size, begin, reach, near_first, near_count, near_blocks, entry_count, k, all_keys;
     int heads;
     const int64_t *chosen;
     const float *sink;
@@ -49,19 +50,13 @@ static void fill_masks(const span *a, long token0, long token1, uint32_t *masks)
     memset(masks, 0, (token1 - token0 + 1) * blocks * sizeof *masks);
     for (long token = token0; token <= token1; token++) {
         uint32_t *mask = masks + (token - token0) * blocks;
-        const long position = a->begin + token, seen = (position + 1) / a->ratio;
-        const long last = position + 1 - a->near_first, start = last - a->reach;
+        const long last = a->begin + token + 1 - a->near_first, start = last - a->reach;
         for (long b = start > 0 ? start / BLOCK : 0; b * BLOCK < last; b++)
             mask[b] = between(start - b * BLOCK, last - b * BLOCK);
-        if (!a->entry_count) continue;
         mask += a->near_blocks;
-        if (seen <= a->k) {
-            for (long b = 0; b * BLOCK < seen; b++) mask[b] = between(0, seen - b * BLOCK);
-        } else {
-            for (long i = 0; i < a->k; i++) {
-                const int64_t e = a->chosen[token * a->k + i];
-                if (e >= 0) mask[e / BLOCK] |= 1u << e % BLOCK;
-            }
+        for (long i = 0; i < a->k; i++) {
+            const int64_t e = a->chosen[token * a->k + i];
+            if (e >= 0) mask[e / BLOCK] |= 1u << e % BLOCK;
         }
     }
 }
@@ -154,7 +149,6 @@ int deepinfer_attend_span(const bf16 *query, long tokens, int heads, long size, 
     a.near_first = begin - reach + 1 > 0 ? begin - reach + 1 : 0;
     a.near_count = begin + tokens - a.near_first;
     a.near_blocks = (a.near_count + BLOCK - 1) / BLOCK;
-    a.ratio = entries ? entries->ratio : 1;
     a.entry_count = entries ? (begin + tokens) / entries->ratio : 0;
     const long blocks = a.near_blocks + (a.entry_count + BLOCK - 1) / BLOCK;
     a.all_keys = blocks * BLOCK;

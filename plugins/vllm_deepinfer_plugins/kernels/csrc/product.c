@@ -1,4 +1,4 @@
-/* Products with packed weights: the 32 x 32 block by AMX, by AVX-512's bfloat16 dot products or by plain C. */
+/* Products with packed weights: the 32 x 32 block by AMX, or by C that the compiler vectorises. */
 #include "common.h"
 
 #if defined(__AMX_BF16__)

@@ -122,9 +122,9 @@ void deepinfer_pool(const float *group, long tokens, int ratio, long size, bf16 
     }
 }
 
-/* Index of the largest of `values`, the lowest of equal ones. */
+/* Index of the largest of `values`, the lowest of equal ones; a NaN is never taken, 0 if there is nothing else. */
 static long largest_of(const float *values, long count) {
-    float most = values[0];
+    float most = -INFINITY;
 #pragma omp simd reduction(max : most)
     for (long i = 0; i < count; i++) most = values[i] > most ? values[i] : most;
     for (long i = 0; i < count; i++)
@@ -154,7 +154,7 @@ void deepinfer_route(const bf16 *x, long tokens, long hidden, const float *weigh
         float total = 0;
         for (int k = 0; k < chosen; k++) {
             const long best = largest_of(biased, experts);
-            biased[best] = -INFINITY;
+            biased[best] = NAN; /* taken; even a bias of -inf leaves distinct experts */
             ids[token * chosen + k] = best;
             total += weights[token * chosen + k] = scores[best];
         }

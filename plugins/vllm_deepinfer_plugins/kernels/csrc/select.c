@@ -147,15 +147,27 @@ int deepinfer_select_rows(const bf16 *query, const float *weights, long tokens, 
     return 0;
 }
 
+/* Scores of BLOCK entries = (or +=) the sum of weight x relu(product) over some heads' products [heads, BLOCK]. */
+static void add_heads(const float *products, const float *weights, int heads, int accumulate, float *scores) {
+    float sums[BLOCK] = {0};
+    if (accumulate) memcpy(sums, scores, sizeof sums);
+    for (int h = 0; h < heads; h++) {
+        const float weight = weights[h], *row = products + h * BLOCK;
+#pragma omp simd
+        for (int n = 0; n < BLOCK; n++) sums[n] += weight * (row[n] > 0 ? row[n] : 0);
+    }
+    memcpy(scores, sums, sizeof sums);
+}
+
 /* Choose k entries for each row of a prompt chunk of one request, positions `begin` and following.
  *
- * As `deepinfer_select_rows`; size a multiple of 32, heads at most BLOCK.
+ * As `deepinfer_select_rows`; size a multiple of 32.
  */
 int deepinfer_select_span(const bf16 *query, const float *weights, long tokens, int heads, long size, long begin,
                           long request, const paged *entries, long offset, const candidates *filter, long k,
                           int64_t *chosen) {
     const long width = (begin + tokens) / entries->ratio, blocks = (width + BLOCK - 1) / BLOCK;
-    const long together = BLOCK / heads, padded = (blocks ? blocks : 1) * BLOCK;
+    const long together = heads < BLOCK ? BLOCK / heads : 1, padded = (blocks ? blocks : 1) * BLOCK;
     bf16 *packed = aligned_alloc(64, padded * size * sizeof(bf16));
     int failed = !packed;
 #pragma omp parallel
@@ -181,19 +193,15 @@ int deepinfer_select_span(const bf16 *query, const float *weights, long tokens, 
             if (!scores || !scratch || !packed) continue;
             const long count = tokens - first < together ? tokens - first : together;
             const long most = (begin + first + count) / entries->ratio;
-            for (long b = 0; b * BLOCK < most; b++) {
-                block_product(query + first * heads * size, size, count * heads, packed + b * BLOCK * size, size, c,
-                              BLOCK, 0);
-                for (long t = 0; t < count; t++) {
-                    float sums[BLOCK] = {0};
-                    for (int h = 0; h < heads; h++) {
-                        const float weight = weights[(first + t) * heads + h], *row = c + (t * heads + h) * BLOCK;
-#pragma omp simd
-                        for (int n = 0; n < BLOCK; n++) sums[n] += weight * (row[n] > 0 ? row[n] : 0);
-                    }
-                    memcpy(scores + t * padded + b * BLOCK, sums, sizeof sums);
+            for (long b = 0; b * BLOCK < most; b++)
+                for (int from = 0; from < heads; from += BLOCK) {
+                    const int some = heads - from < BLOCK ? heads - from : BLOCK;
+                    block_product(query + (first * heads + from) * size, size, count * some, packed + b * BLOCK * size,
+                                  size, c, BLOCK, 0);
+                    for (long t = 0; t < count; t++)
+                        add_heads(c + t * some * BLOCK, weights + (first + t) * heads + from, some, from > 0,
+                                  scores + t * padded + b * BLOCK);
                 }
-            }
             for (long t = 0; t < count; t++)
                 choose(scores + t * padded, (begin + first + t + 1) / entries->ratio, filter, first + t, k, scratch,
                        chosen + (first + t) * k);

@@ -27,11 +27,18 @@ static inline lanes larger(lanes a, lanes b) {
     return (lanes)((first & (lane_bits)a) | (~first & (lane_bits)b));
 }
 
+/* Lanes in another order: GCC 11 has only the older of the two built-ins, clang only the newer. */
+#ifdef __clang__
+#define SHUFFLED(values, ...) __builtin_shufflevector(values, values, __VA_ARGS__)
+#else
+#define SHUFFLED(values, ...) __builtin_shuffle(values, (lane_bits){__VA_ARGS__})
+#endif
+
 /* The sum of all lanes, halves first. */
 static inline float sum_of(lanes values) {
-    const lanes a = values + __builtin_shufflevector(values, values, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    const lanes b = a + __builtin_shufflevector(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    const lanes c = b + __builtin_shufflevector(b, b, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    const lanes a = values + SHUFFLED(values, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    const lanes b = a + SHUFFLED(a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    const lanes c = b + SHUFFLED(b, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
     return c[0] + c[1];
 }
 
