@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -61,6 +62,7 @@ async def serve(
                 raise UserError(str(error)) from None
         app = build_app(engine, model, settings, keys)
         app.own_engine = False
+        gc.freeze()  # what start-up has made is never garbage: no pause to look through it
         config = uvicorn.Config(
             app,
             loop="none",

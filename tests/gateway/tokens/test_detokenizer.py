@@ -86,3 +86,26 @@ def test_an_unknown_id_is_refused_in_a_request_and_shown_in_a_stream(table: Deto
             table.decode([5, bad])
     assert feed(table, [*by_bytes(table, "a"), size, *by_bytes(table, "b")], [3]) == ["a\ufffdb", "", ""]
     assert feed(table, [*by_bytes(table, "中")[:2], size], [3]) == ["\ufffd\ufffd", "", ""]
+
+
+def test_the_tables_of_text_in_json(table: Detokenizer, full_oracle: Oracle) -> None:
+    def token(text: str) -> int:
+        (found,) = full_oracle.encode(text)
+        return found
+
+    newline, quote, angle, word = token("\n"), token('"'), token("<"), token(" the")
+    assert table.json_of[word] == table.plain_of[word] == b" the"
+    assert table.json_of[quote] == table.plain_of[quote] == b'\\"'
+    assert table.json_of[newline] == b"\\n" and table.plain_of[newline] is None
+    assert table.json_of[angle] is None and table.plain_of[angle] is None
+    for control in table.control:
+        assert table.json_of[control] is None and table.plain_of[control] is None
+
+
+def test_plain_text_without_the_tokens_that_end_an_answer(table: Detokenizer) -> None:
+    plain = next(token for token, text in enumerate(table.plain_of) if text is not None)
+    without = table.plain_without(frozenset({plain}))
+    assert without[plain] is None and len(without) == len(table.plain_of)
+    assert [t for t, text in enumerate(table.plain_of) if without[t] != text] == [plain]
+    assert table.plain_without(frozenset({plain})) is without  # made once
+    assert table.plain_without(frozenset()) is table.plain_of

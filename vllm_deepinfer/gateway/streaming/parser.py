@@ -68,10 +68,12 @@ class OutputParser:
         "_exact",
         "_fingerprint",
         "_held",
+        "_json_of",
         "_processor",
         "_prompt_tokens",
         "_reasoning",
         "_reasons",
+        "_spoken",
         "_started",
         "cached_tokens",
         "fed",
@@ -106,18 +108,18 @@ class OutputParser:
         self._reasons = end_of_reasoning is not None and stage is not None and stage.starts_in_reasoning()
         self._reasoning = 0  # tokens before the end of the reasoning
         self._held = 0  # tokens whose text is not whole characters yet
-        self.fed: bytes | None = (
-            None  # the last delta's text in JSON, if it was one token of whole characters
-        )
-        self.steady = False  # whether that came out just as it went in, so that nothing is held back
+        self.fed: bytes | None = b""  # JSON text fed since something came out; None: not all of it is text
+        self.steady = False  # whether just that came out, so that nothing is held back
         self.reasoning = False  # and whether it came out as reasoning
         self.skipped_reasoning = 0  # reasoning tokens that the processor has not counted
         table = (
             None if options.stop_sequences or options.parse_json_output else detokenizer and detokenizer.table
         )
         self.plain_of = table.plain_without(self._eos) if table else []
+        self._json_of = table.json_of if table else []
         self._fingerprint = fingerprint
         self._started = False
+        self._spoken = False  # whether something came out last time
         self.finished = False
         self.tokens = 0
         self.cached_tokens = 0
@@ -130,8 +132,14 @@ class OutputParser:
         if self.finished:
             return []
         self.steady = False
+        self._note(delta.token_ids)
+        chunks = self._feed(delta)
+        if chunks:
+            self._spoken = True
+        return chunks
+
+    def _feed(self, delta: TokenDelta) -> list[Chunk]:
         ids = delta.token_ids
-        self.fed = self._plain(ids)
         if self._started and len(ids) == 1 and delta.finish_reason is None and ids[0] not in self._eos:
             return self._push(ids, delta.logprobs)  # nearly every call, so it comes first
         reason = None if delta.finish_reason is None else _REASONS.get(delta.finish_reason)
@@ -147,10 +155,15 @@ class OutputParser:
             self.finished = True
         return chunks
 
-    def _plain(self, ids: Sequence[int]) -> bytes | None:
-        if len(ids) != 1 or not 0 <= ids[0] < len(self.plain_of):
-            return None
-        return self.plain_of[ids[0]]
+    def _note(self, ids: Sequence[int]) -> None:
+        """Take down what is fed, for the encoder to compare with what comes out.
+
+        If all of it came out, nothing is held back: no markup has begun, not even with a line end.
+        """
+        if self._spoken:
+            self._spoken, self.fed = False, b""
+        text = self._json_of[ids[0]] if len(ids) == 1 and 0 <= ids[0] < len(self._json_of) else None
+        self.fed = None if text is None or self.fed is None else self.fed + text
 
     def skip(self, count: int) -> None:
         """Count tokens of `plain_of` that went past the processor, and that its usage therefore lacks.

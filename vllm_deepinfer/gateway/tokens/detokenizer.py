@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from vllm_deepinfer.gateway.tokens.errors import TokenizerError
 from vllm_deepinfer.gateway.tokens.vocabulary import Vocabulary
 
-_MARKUP = re.compile("[<>｜\n\r]")  # tool calls begin with line ends
+_MARKUP = re.compile("[<>｜]")
+_BEFORE_MARKUP = re.compile("[<>｜\n\r]")  # tool calls begin with line ends
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -19,13 +20,16 @@ class Detokenizer:
         self.bytes_of = vocabulary.token_bytes
         self.text_of = [_complete_text(data) for data in self.bytes_of]
         self.control = frozenset(vocabulary.control_ids.values())
-        self.plain_of = [
+        self.json_of = [
             None if text is None or token in self.control or _MARKUP.search(text) else _escaped(text)
             for token, text in enumerate(self.text_of)
         ]
-        """For tokens of plain text, that text inside a JSON string: whole characters, none of which any
-        markup starts
-        with."""
+        """For tokens of whole characters that are part of no markup, that text inside a JSON string."""
+        self.plain_of = [
+            None if text is None or escaped is None or _BEFORE_MARKUP.search(text) else escaped
+            for text, escaped in zip(self.text_of, self.json_of, strict=True)
+        ]
+        """`json_of` for tokens of plain text: nor does any markup start with their characters."""
         self._plain_without: dict[frozenset[int], list[bytes | None]] = {frozenset(): self.plain_of}
 
     def plain_without(self, ids: frozenset[int]) -> list[bytes | None]:
