@@ -22,7 +22,7 @@ from ..kernels import Kernels, load
 from ..kernels.build import BuildError
 from ..settings import Settings
 from .backbone import Backbone
-from .native import NativePagedSequence
+from .native import NativePagedSequence, has_kernels_for
 from .packing import pack
 from .paged import PagedSequence, Stores
 from .quant import CACHE_DTYPE
@@ -104,7 +104,9 @@ class DeepseekV41ForCausalLM(nn.Module):
 
     def _sequence(self, positions: torch.Tensor, metadata: dict[str, Any]) -> PagedSequence:
         parts = (self.config, positions, self.tiles, self.stores, metadata)
-        return PagedSequence(*parts) if self._kernels is None else NativePagedSequence(*parts, self._kernels)
+        if self._kernels is None or not has_kernels_for(self.config):
+            return PagedSequence(*parts)
+        return NativePagedSequence(*parts, self._kernels)
 
     def _profile(self, input_ids: torch.Tensor) -> torch.Tensor:
         """A run without caches: the plain form over the first rows, zeros behind them."""

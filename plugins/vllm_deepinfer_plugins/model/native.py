@@ -13,11 +13,17 @@ import torch
 
 from vllm_deepinfer.checkpoint.config import LayerPlan, TextConfig
 
-from ..kernels import Filter, Kernels, Paged
+from ..kernels import BLOCK, Filter, Kernels, Paged
 from .paged import PagedSequence, Stores
 from .sequence import Store
 from .stores import PagedMetadata, PagedStore
 from .tiles import RowTiles
+
+
+def has_kernels_for(config: TextConfig) -> bool:
+    """Whether the attention kernels take a model: channels in multiples of 32, not too many index heads."""
+    sizes = (config.head_dim, config.index_head_dim)
+    return all(size % BLOCK == 0 for size in sizes) and config.index_n_heads <= BLOCK
 
 
 class NativePagedSequence(PagedSequence):

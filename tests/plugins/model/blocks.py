@@ -9,6 +9,7 @@ of a packed layout.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +76,7 @@ class Blocks:
         invariant: Batch-invariant mode.
         packed: Whether a block of each store is followed by bytes that belong to somebody else.
         count: Blocks of each group's pool.
+        sequence: Makes the step's sequence; `PagedSequence`'s arguments.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class Blocks:
         packed: bool = False,
         count: int = 200,
         seed: int = 0,
+        sequence: Callable[..., PagedSequence] = PagedSequence,
     ) -> None:
+        self.sequence = sequence
         self.model, self.config, self.block_size = model, model.config, block_size
         self.tiles = RowTiles(ROWS if invariant else None)
         self.stores, self.all = make_stores(self.config, block_size)
@@ -154,7 +158,7 @@ class Blocks:
             self._grow(request, count)
         ids = torch.cat([request.ids[request.computed :][:count] for request, count in parts])
         positions = torch.cat([torch.arange(request.computed, request.computed + n) for request, n in parts])
-        sequence = PagedSequence(self.config, positions, self.tiles, self.stores, self._metadata(parts))
+        sequence = self.sequence(self.config, positions, self.tiles, self.stores, self._metadata(parts))
         hidden = self.model(ids, sequence)
         assert torch.isfinite(hidden).all()
         for (request, count), rows in zip(parts, hidden.split([count for _, count in parts]), strict=True):

@@ -38,7 +38,7 @@ def backbone(name: str = NAMES[0], dtype: torch.dtype = torch.float32) -> Any:
     return load_backbone(FIXTURES / name, dtype)
 
 
-def variant(name: str = NAMES[0], /, **changes: Any) -> Any:
+def variant(name: str = NAMES[0], /, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """The plain form with a fixture's weights under a changed config, which implies the same tensors."""
     from tokenizers import Tokenizer
     from vllm_deepinfer_plugins.model.backbone import Backbone
@@ -47,8 +47,8 @@ def variant(name: str = NAMES[0], /, **changes: Any) -> Any:
 
     config = text_config(name, **changes)
     tokenizer = Tokenizer.from_file(str(FIXTURES / name / "tokenizer.json"))
-    model = Backbone(config, EngramHash.build(config, tokenizer))
-    model.load_state_dict(backbone(name).state_dict())
+    model = Backbone(config, EngramHash.build(config, tokenizer), dtype)
+    model.load_state_dict(backbone(name, dtype).state_dict())
     return model
 
 
