@@ -33,7 +33,7 @@ class Checked(NativePagedSequence):
     calls: dict[str, int]
 
     def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments, load())
+        super().__init__(*arguments, kernels=load())
 
     def _select(
         self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor, visible: torch.Tensor
