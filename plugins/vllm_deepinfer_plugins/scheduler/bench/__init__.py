@@ -1,0 +1,1 @@
+"""`vllm-deepinfer bench scheduler`: the part that runs vLLM."""

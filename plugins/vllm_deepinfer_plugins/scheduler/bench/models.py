@@ -1,0 +1,63 @@
+"""The models of the benchmark: a dense one whose attention grows with the context, and a small DeepSeek-V4.1."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vllm_deepinfer.checkpoint.options import TinyOptions
+from vllm_deepinfer.checkpoint.tiny import write_checkpoint
+
+DENSE, V41 = "dense", "v41"
+MODELS = (DENSE, V41)
+
+LONGEST = {DENSE: 24_576, V41: 8_192}  # tokens of a sequence
+DIVIDED = {DENSE: 1, V41: 4}  # prompts of V4.1 are this much shorter: two cores run it slowly
+LARGEST_CHUNK = 8_192
+
+DENSE_CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "dtype": "bfloat16",
+    "vocab_size": 8_192,
+    "hidden_size": 512,
+    "intermediate_size": 1_536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
+
+
+def write(name: str, folder: Path) -> Path:
+    """The folder that vLLM is started on."""
+    path = folder / name
+    if name == V41:
+        write_checkpoint(path, TinyOptions(hidden=256, heads=8, head_dim=64, overrides=v41_overrides()))
+    else:
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(DENSE_CONFIG, indent=2))
+    return path
+
+
+def v41_overrides() -> dict[str, Any]:
+    """What differs from a tiny checkpoint: the longest sequence."""
+    return {"max_position_embeddings": LONGEST[V41]}
+
+
+def engine_settings(name: str) -> dict[str, Any]:
+    """Arguments of vLLM's LLM. The dense model's weights are dummies: only its time is asked for."""
+    return {
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "load_format": "dummy" if name == DENSE else "auto",
+        "skip_tokenizer_init": True,
+        "max_model_len": LONGEST[name],
+        "max_num_batched_tokens": LARGEST_CHUNK,
+        "max_num_seqs": 64,
+        "enable_prefix_caching": False,
+        "disable_log_stats": False,
+    }
