@@ -1,7 +1,7 @@
 """One measurement on an in-process engine: endless decodes beside a closed loop or a stream of prompts.
 
-Time stands still while prompts are added (9 to 18 ms for 16k tokens, which a server's front end does in another
-process): the engine's time is the sum of its steps'. The scheduler's own clock is that one too.
+Time stands still while prompts are added (9 to 18 ms for 16k tokens, which a server's front end does in
+another process): the engine's time is the sum of its steps'. The scheduler's own clock is that one too.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Driver:
     def closed(
         self, setting: dict[str, Any], lengths: Iterator[int], decodes: int, seconds: float, warm_up: float
     ) -> Measurement:
-        """`decodes` requests that never end and always `OUTSTANDING` prompts, for `seconds` after `warm_up`."""
+        """`decodes` endless requests and always `OUTSTANDING` prompts, for `seconds` after `warm_up`."""
         scheduler = self.choose(setting)
         self._begin_decodes(decodes)
         alive: dict[str, float] = {}
@@ -165,7 +165,9 @@ class Driver:
         for _ in range(decodes):
             self._add(prompt, room)
         self._began = time.perf_counter()
-        while any(r.num_computed_tokens < r.num_prompt_tokens for r in self._core.scheduler.requests.values()):
+        while any(
+            r.num_computed_tokens < r.num_prompt_tokens for r in self._core.scheduler.requests.values()
+        ):
             self._began = time.perf_counter()
             self._engine.step()
             self._now += time.perf_counter() - self._began

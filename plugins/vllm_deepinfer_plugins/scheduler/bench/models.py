@@ -1,4 +1,4 @@
-"""The models of the benchmark: a dense one whose attention grows with the context, and a small DeepSeek-V4.1."""
+"""The models of the benchmark: a dense one, whose attention grows with the context, and a small V4.1."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""`vllm-deepinfer bench scheduler`: traffic, noise-free bound, figures, charts; the plugins run vLLM."""

@@ -1,0 +1,31 @@
+"""The best that stock reaches at a given p99 ITL: what a ratio "at equal p99 ITL" divides by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import pairwise
+
+
+def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(p99, throughput) of the settings that no other beats in both, by rising p99."""
+    best: list[tuple[float, float]] = []
+    for p99, throughput in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or throughput > best[-1][1]:
+            best.append((p99, throughput))
+    return best
+
+
+def at(points: Iterable[tuple[float, float]], p99: float) -> float | None:
+    """Throughput at this p99, between two settings on the logarithm of p99: as if chunks had every size.
+
+    None below the smallest p99 that any setting reaches; above the largest, the largest throughput.
+    """
+    best = frontier(points)
+    if not best or p99 < best[0][0]:
+        return None
+    for (low, less), (high, more) in pairwise(best):
+        if p99 < high:
+            share = math.log(p99 / low) / math.log(high / low)
+            return less + share * (more - less)
+    return best[-1][1]
