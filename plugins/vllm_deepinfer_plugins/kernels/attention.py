@@ -156,4 +156,6 @@ class AttentionKernels:
     @staticmethod
     def checked(code: int) -> None:
         if code:
-            raise MemoryError("a kernel found no memory for its scratch space: lower max_num_batched_tokens")
+            raise MemoryError(
+                "a kernel found no memory to work in: lower max_num_batched_tokens or max_model_len"
+            )

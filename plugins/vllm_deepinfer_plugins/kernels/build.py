@@ -4,6 +4,9 @@ The library is made for the processor that it runs on (``-march=native``), so a 
 Its name is a digest of the sources, the flags, the compiler's version and the processor's features: a changed
 source or another machine on the same home directory compiles anew. OpenMP's runtime is not linked in: its
 symbols come from the one that PyTorch has loaded, so that both share one pool of threads.
+
+A digest of the file stands behind its last byte, where no loader looks: to load a library that a full disk or
+a crash has cut short could end the process with a bus error, at each start anew. A damaged one is made again.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -43,9 +47,12 @@ def compiler() -> list[str]:
     """The C compiler's command: ``$CC``, or the first of cc, gcc and clang.
 
     Raises:
-        BuildError: There is none.
+        BuildError: There is none, or ``$CC`` is no command.
     """
-    named = shlex.split(os.environ.get("CC", ""))
+    try:
+        named = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise BuildError(f"CC is {os.environ['CC']!r}, which is no command: {error}") from error
     for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
         if shutil.which(command[0]):
             return command
@@ -59,7 +66,7 @@ def cache_folder() -> Path:
     return Path(home) / "vllm-deepinfer" / "kernels"
 
 
-def build(folder: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
+def build(folder: Path | None = None, extra: Sequence[str] = ()) -> Path:
     """The path of the compiled library, compiled now if it is not there yet.
 
     Args:
@@ -69,14 +76,19 @@ def build(folder: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
     Raises:
         BuildError: No compiler, a compiler that fails, or a folder that others may write to.
     """
-    command = [*compiler(), *FLAGS, *extra]
+    command, flags = compiler(), [*FLAGS, *extra]
     folder = folder or cache_folder()
     _make_private(folder)
-    target = folder / f"{_digest(command)}.so"
-    if not target.is_file():
-        _compile(command, target)
-    if target.stat().st_uid != os.getuid():
-        raise BuildError(f"{target} belongs to another user: remove it")
+    target = folder / f"{_name(command, flags)}.so"
+    if target.is_symlink() or (target.exists() and target.stat().st_uid != os.getuid()):
+        raise BuildError(f"{target} is a link or belongs to another user: remove it")
+    if not _is_whole(target):
+        try:
+            _compile(command, flags, list(extra), target)
+        except OSError as error:
+            raise BuildError(
+                f"cannot write to {folder}: {error.strerror}; set XDG_CACHE_HOME to a writable folder"
+            ) from error
     return target
 
 
@@ -89,17 +101,28 @@ def _make_private(folder: Path) -> None:
         raise BuildError(
             f"cannot use {folder}: {error.strerror}; set XDG_CACHE_HOME to a writable folder"
         ) from error
-    if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if state.st_uid != os.getuid():
+        raise BuildError(f"{folder} belongs to another user: set XDG_CACHE_HOME to a folder of your own")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise BuildError(f"{folder} may be written by others: chmod 700 it, or set XDG_CACHE_HOME")
 
 
-def _digest(command: list[str]) -> str:
-    digest = hashlib.sha256(" ".join(command).encode())
-    digest.update(_run([command[0], "--version"]).encode())
+def _name(command: list[str], flags: list[str]) -> str:
+    digest = hashlib.sha256("\0".join([*command, "", *flags]).encode())
+    digest.update(_run([*command, "--version"]).encode())
     digest.update(_processor().encode())
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:32]
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether the file is there and its digest stands behind it."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
 def _processor() -> str:
@@ -112,15 +135,16 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kept)}))
 
 
-def _compile(command: list[str], target: Path) -> None:
+def _compile(command: list[str], flags: list[str], extra: list[str], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = []
         for source in sorted(SOURCES.glob("*.c")):
             objects.append(str(Path(scratch) / f"{source.stem}.o"))
-            _run([*command, "-c", str(source), "-o", objects[-1]])
+            _run([*command, *flags, "-c", str(source), "-o", objects[-1]])
         # Linked without -fopenmp: see the module's docstring.
         made = Path(scratch) / "kernels.so"
-        _run([command[0], "-shared", "-o", str(made), *objects, "-lm"])
+        _run([*command, *extra, "-shared", "-o", str(made), *objects, "-lm"])
+        made.write_bytes((content := made.read_bytes()) + hashlib.sha256(content).digest())
         made.replace(target)
 
 
@@ -130,8 +154,7 @@ def _run(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} did not run: {error}") from error
     if done.returncode:
-        first = next(
-            (line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200]
-        )
-        raise BuildError(f"{command[0]} refused the kernels: {first}")
+        lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise BuildError(f"{command[0]} refused the kernels: {first.strip()[:200]}")
     return done.stdout

@@ -1,7 +1,8 @@
 """The compiled kernels as functions of tensors, and the switch that turns them on in a process.
 
 They take bfloat16 on a CPU without gradients; everything else stays with PyTorch. Sums run in float32 in
-one order per row, so a row's result does not depend on its neighbours; PyTorch's differs in the last bits.
+one order per row, so a row's result does not depend on its neighbours (`attend_span` apart, where the chunk
+decides which keys share a rounding); PyTorch's differs in the last bits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from .build import build
 BLOCK = 32
 """Outputs of a packed weight's block, and the multiple that inputs and outputs must have."""
 FORMATS = {None: 0, "fp8": 1, "nvfp4": 2, "mxfp4": 3}
-MOST_STREAMS = 8
 
 _TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
 _SIGNATURES = {
@@ -79,6 +79,7 @@ class Kernels(AttentionKernels):
         With several groups the weight is block-diagonal: a share of the outputs sees a group of the inputs.
         """
         inputs, outputs = packed.shape[1] * 2, packed.shape[0] * BLOCK
+        assert packed.shape[0] % groups == 0 and x.dtype == torch.bfloat16
         rows = x.reshape(-1, groups * inputs)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
@@ -177,6 +178,7 @@ class Kernels(AttentionKernels):
     ) -> torch.Tensor:
         """The next streams [tokens, n, hidden]; see `model.mhc.expand`."""
         output, streams = output.contiguous(), streams.contiguous()
+        post, comb = post.contiguous(), comb.contiguous()
         next_streams = torch.empty_like(streams)
         self.functions.expand(
             output.data_ptr(),
@@ -204,13 +206,17 @@ class Kernels(AttentionKernels):
         Args:
             values: [tokens, size] or [tokens, heads, size], bfloat16.
             norm: [size], the norm's weight.
-            turns: [tokens, pairs] complex64.
+            turns: [tokens, pairs] complex64, for the last 2 × pairs channels.
             inverse: Rotate back.
             fmt: A cache format of `model.quant`.
             out: [tokens, size] with any row stride, or ``values`` itself; new by default.
         """
         values = values.contiguous()
         out = torch.empty_like(values) if out is None else out
+        assert norm is None or norm.dtype == torch.bfloat16
+        if turns is not None:
+            turns = turns.contiguous()
+            assert len(turns) == len(values) and 2 * turns.shape[1] <= values.shape[-1]
         heads = values.shape[1] if values.ndim == 3 else 1
         size = values.shape[-1]
         self.functions.rows(
