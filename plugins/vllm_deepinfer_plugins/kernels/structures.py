@@ -40,7 +40,8 @@ class Paged:
     def __init__(
         self, rows: torch.Tensor, table: torch.Tensor, block_size: int, rows_per_block: int, ratio: int
     ) -> None:
-        assert rows.dtype == torch.bfloat16 and table.dtype == torch.int32 and table.stride(1) == 1
+        assert rows.dtype == torch.bfloat16 and rows.stride(1) == 1
+        assert table.dtype == torch.int32 and table.stride(1) == 1
         self._kept = (rows, table)
         self.structure = _Paged(
             rows.data_ptr(),
