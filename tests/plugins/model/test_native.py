@@ -15,10 +15,12 @@ from vllm_deepinfer_plugins.kernels import load
 from vllm_deepinfer_plugins.model.attention import sink_attention
 from vllm_deepinfer_plugins.model.indexer import index_scores
 from vllm_deepinfer_plugins.model.native import NativePagedSequence, has_kernels_for
+from vllm_deepinfer_plugins.model.paged import Stores
 from vllm_deepinfer_plugins.model.selection import Candidates, top_positions
 from vllm_deepinfer_plugins.model.sequence import Store
+from vllm_deepinfer_plugins.model.tiles import RowTiles
 
-from vllm_deepinfer.checkpoint.config import LayerPlan
+from vllm_deepinfer.checkpoint.config import LayerPlan, TextConfig
 
 from . import engines
 from .blocks import Blocks
@@ -32,8 +34,10 @@ class Checked(NativePagedSequence):
 
     calls: dict[str, int]
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments, kernels=load())
+    def __init__(
+        self, config: TextConfig, positions: torch.Tensor, tiles: RowTiles, stores: Stores, metadata: Any
+    ) -> None:
+        super().__init__(config, positions, tiles, stores, metadata, load())
 
     def _select(
         self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor, visible: torch.Tensor
