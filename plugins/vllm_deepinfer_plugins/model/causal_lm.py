@@ -18,8 +18,8 @@ from vllm_deepinfer.checkpoint.config import V41Config
 from vllm_deepinfer.checkpoint.engram import EngramHash
 from vllm_deepinfer.checkpoint.verify import INDEX, SINGLE
 
-from ..kernels import Kernels, load
-from ..kernels.build import BuildError
+from ..kernels import Kernels
+from ..kernels.prepare import load_or_warn
 from ..settings import Settings
 from .backbone import Backbone
 from .native import NativePagedSequence, has_kernels_for
@@ -95,11 +95,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         self._ready = True
         if self.tiles.rows is not None or self.dtype != torch.bfloat16 or device.type != "cpu":
             return
-        if self._wants_kernels:
-            try:
-                self._kernels = load()
-            except (BuildError, OSError) as error:
-                logger.warning("DeepSeek-V4.1 runs without its CPU kernels, a few times slower: %s", error)
+        self._kernels = load_or_warn() if self._wants_kernels else None
         pack(self.backbone, self._kernels)
 
     def _sequence(self, positions: torch.Tensor, metadata: dict[str, Any]) -> PagedSequence:

@@ -19,6 +19,7 @@ from vllm.platforms import current_platform
 from vllm_deepinfer.checkpoint.config import ConfigError, V41Config
 from vllm_deepinfer.checkpoint.layout import verify_headers
 
+from ..kernels.prepare import prepare_kernels
 from ..settings import Settings
 
 NATIVE_NAME = "DeepseekV41ForCausalLM"
@@ -56,6 +57,8 @@ class V41ConfigHook(DeepseekV4ForCausalLMConfig):
             model.quantization = None
         _correct(model)
         refuse(vllm_config)
+        if current_platform.is_cpu() and str(model.dtype) == "torch.bfloat16" and not settings.invariant:
+            prepare_kernels(wanted=settings.native_kernels)
 
 
 def _architectures(model_config: ModelConfig) -> list[str]:

@@ -1,0 +1,47 @@
+"""Kernels before an engine starts; where there are none, portable PyTorch, counted and logged."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from prometheus_client import Counter
+from vllm.logger import init_logger
+
+from .build import BuildError, build
+from .library import Kernels, load
+
+logger = init_logger(__name__)
+
+
+@cache
+def fallbacks() -> Counter:
+    """Engines that run without something that they were to have, by what it is."""
+    return Counter("deepinfer_fallbacks", "Engines that run without a part that they were to have.", ["part"])
+
+
+def prepare_kernels(*, wanted: bool) -> bool:
+    """Compile the kernels, once per machine, in the process that reads an engine's config.
+
+    If that fails, `/metrics` says so in ``deepinfer_fallbacks_total``; the engine itself warns.
+
+    Returns:
+        Whether they are there.
+    """
+    counter = fallbacks().labels(part="native_kernels")
+    if not wanted:
+        return False
+    try:
+        build()
+    except BuildError:
+        counter.inc()
+        return False
+    return True
+
+
+def load_or_warn() -> Kernels | None:
+    """The kernels, turned on in this process; or None and one warning that says what is missing."""
+    try:
+        return load()
+    except (BuildError, OSError) as error:
+        logger.warning("DeepSeek-V4.1 runs without its CPU kernels, a few times slower: %s", error)
+        return None

@@ -1,0 +1,46 @@
+"""What an engine does where kernels cannot be compiled."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+from vllm_deepinfer_plugins.kernels import prepare, suspended
+
+
+def seen() -> float:
+    return REGISTRY.get_sample_value("deepinfer_fallbacks_total", {"part": "native_kernels"}) or 0.0
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_with_a_compiler_nothing_is_counted() -> None:
+    before = seen()
+    assert prepare.prepare_kernels(wanted=True)
+    with suspended():
+        assert prepare.load_or_warn() is not None
+    assert seen() == before
+
+
+def test_not_wanted_is_no_fallback() -> None:
+    before = seen()
+    assert not prepare.prepare_kernels(wanted=False)
+    assert seen() == before
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_it_is_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    before = seen()
+    assert not prepare.prepare_kernels(wanted=True)
+    assert seen() == before + 1
+    logging.getLogger("vllm").propagate = True
+    with suspended(), caplog.at_level(logging.WARNING):
+        assert prepare.load_or_warn() is None
+    (record,) = caplog.records
+    assert "no-such-compiler" in record.getMessage() and "slower" in record.getMessage()
