@@ -21,6 +21,7 @@ def runtime(name: str) -> str | None:
     return found if Path(found).is_absolute() and Path(found).is_file() else None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("KERNELS_UNDER_TEST") is not None, reason="this is that run")
 def test_no_report() -> None:
     libraries = [runtime("libasan.so"), runtime("libubsan.so")]
@@ -32,7 +33,7 @@ def test_no_report() -> None:
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-s"]
     done = subprocess.run(
         [*command, str(FOLDER / "csrc")], env=environment, capture_output=True, text=True, check=False
     )

@@ -14,7 +14,7 @@ from vllm_deepinfer_plugins.model.moe import Router
 from vllm_deepinfer_plugins.model.quant import quantize_cache
 from vllm_deepinfer_plugins.model.rope import rotate
 
-from ..samples import ULP, assert_near, integers, noise
+from ..samples import assert_near, integers, noise
 from ..variants import threads
 
 FORMATS: Any = ["fp8", "nvfp4", "mxfp4"]
@@ -73,6 +73,12 @@ def test_rows_into_a_wider_array(kernels: Kernels) -> None:
 def test_cache_rounding_is_exact(kernels: Kernels, fmt: Any, size: int, magnitude: float) -> None:
     values = (noise(9, size, dtype=torch.float32) * magnitude).bfloat16()
     values[0], values[1, 0] = 0, -0.0
+    assert torch.equal(kernels.rows(values, fmt=fmt), quantize_cache(values, fmt))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_cache_rounding_below_the_smallest_scale(kernels: Kernels, fmt: Any) -> None:
+    values = torch.stack([torch.logspace(low, low + 5, 32) for low in (-40, -20, -10, -8, -6)]).bfloat16()
     assert torch.equal(kernels.rows(values, fmt=fmt), quantize_cache(values, fmt))
 
 
@@ -182,11 +188,13 @@ def test_engrams_gate(kernels: Kernels, tokens: int, n: int, hidden: int) -> Non
     assert_near(found, own + gate * memory.double()[:, None, -hidden:], slack=1e-4)
 
 
-def test_engram_of_silent_streams(kernels: Kernels) -> None:
-    """Without a match the gate is a hair above one half."""
-    memory = torch.full((2, 64), 3.0).bfloat16()
-    found = kernels.engram(torch.zeros(2, 1, 32).bfloat16(), memory, noise(1, 32), noise(1, 32), 1e-20)
-    torch.testing.assert_close(found.float(), torch.full((2, 1, 32), 1.5), rtol=ULP, atol=0)
+def test_engram_without_a_match(kernels: Kernels) -> None:
+    """Keys of zero: the gate is sigmoid(0.001), a hair above the half that the streams take away again."""
+    streams, memory = torch.full((2, 1, 32), -1.5).bfloat16(), torch.full((2, 64), 3.0).bfloat16()
+    memory[:, :32] = 0
+    found = kernels.engram(streams, memory, noise(1, 32), noise(1, 32), 1e-20)
+    wanted = 3 * (torch.sigmoid(torch.tensor(1e-3)) - 0.5)
+    torch.testing.assert_close(found.float(), wanted.expand(2, 1, 32), rtol=0.01, atol=0)
 
 
 def test_a_row_has_the_same_bits_in_any_company(kernels: Kernels) -> None:
