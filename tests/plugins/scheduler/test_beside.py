@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,6 @@ import pytest
 from tests.plugins.scheduler.harness import TARGET_MS, Arrival, Served, serve, tiny, traffic, use_model_clock
 
 pytestmark = pytest.mark.slow
-
-OURS = {"itl_target_ms": TARGET_MS, "step_cost_file": "/nonexistent/fit.json"}
 
 
 def both(llm: Any, arrivals: list[Arrival], **deepinfer: Any) -> tuple[Served, Served]:
@@ -27,8 +26,10 @@ def both(llm: Any, arrivals: list[Arrival], **deepinfer: Any) -> tuple[Served, S
     core = llm.llm_engine.engine_core.engine_core
     swap(core, Scheduler, deepinfer=deepinfer)
     expected = serve(llm, arrivals)
-    use_model_clock(swap(core, TimeBudgetScheduler, deepinfer={**OURS, **deepinfer}))
-    return expected, serve(llm, arrivals)
+    with tempfile.TemporaryDirectory() as folder:
+        ours = {"itl_target_ms": TARGET_MS, "step_cost_file": f"{folder}/fit.json", **deepinfer}
+        use_model_clock(swap(core, TimeBudgetScheduler, deepinfer=ours))
+        return expected, serve(llm, arrivals)
 
 
 def within_budget(served: Served, least: int = 5) -> None:

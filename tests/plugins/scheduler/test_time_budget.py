@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,9 +44,10 @@ def ours(
     from vllm_deepinfer_plugins.scheduler import TimeBudgetScheduler
     from vllm_deepinfer_plugins.scheduler.bench.swap import swap
 
-    given = {"step_cost_file": "/nonexistent/fit.json", **deepinfer}
-    use_model_clock(swap(core(llm), TimeBudgetScheduler, deepinfer=given, **settings), known=known)
-    return serve(llm, arrivals)
+    with tempfile.TemporaryDirectory() as folder:
+        given = {"step_cost_file": f"{folder}/fit.json", **deepinfer}
+        use_model_clock(swap(core(llm), TimeBudgetScheduler, deepinfer=given, **settings), known=known)
+        return serve(llm, arrivals)
 
 
 def within_budget(served: Served) -> None:

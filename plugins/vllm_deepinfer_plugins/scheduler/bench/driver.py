@@ -6,6 +6,7 @@ another process): the engine's time is the sum of its steps'. The scheduler's ow
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -56,12 +57,13 @@ class Driver:
         self._ids = count()
         self._meter: Any = None
         self._now = 0.0
+        self._folder = tempfile.TemporaryDirectory(prefix="bench-scheduler-fit-")  # gone with the process
 
     def choose(self, setting: dict[str, Any]) -> Any:
         """Put in the scheduler that the setting names."""
         if "target_ms" not in setting:
             return swap(self._core, Scheduler, chunk=setting["chunk"], threshold=setting["threshold"])
-        ours = {"itl_target_ms": setting["target_ms"], "step_cost_file": "/nonexistent/none.json"}
+        ours = {"itl_target_ms": setting["target_ms"], "step_cost_file": f"{self._folder.name}/fit.json"}
         scheduler = swap(self._core, TimeBudgetScheduler, deepinfer=ours)
         scheduler._clock = self._clock
         if self._meter is not None:
@@ -158,9 +160,10 @@ class Driver:
         for key in ended:
             alive.pop(key, None)
 
-    def _begin_decodes(self, decodes: int, prompt: int = DECODE_PROMPT) -> None:
+    def _begin_decodes(self, decodes: int, prompt: int | None = None) -> None:
         """They are decoding when this returns; their prefill is nobody's measurement."""
         self._count_prefill()
+        prompt = prompt or DECODE_PROMPT
         room = self._core.vllm_config.model_config.max_model_len - prompt - 1
         for _ in range(decodes):
             self._add(prompt, room)
