@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import ExitStack
-from typing import Any, Protocol
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Protocol
 
 from vllm_deepinfer.gateway.calls import CLIENT_LEFT, Call
 from vllm_deepinfer.gateway.core import Core
@@ -14,8 +15,10 @@ from vllm_deepinfer.gateway.errors import ApiError, error_body, internal_error
 from vllm_deepinfer.gateway.generation import begin, collect
 from vllm_deepinfer.gateway.http_io import Disconnected, Scope, header, parse_object, read_body, send_json
 from vllm_deepinfer.gateway.offload import offload
+from vllm_deepinfer.gateway.steps import within
 from vllm_deepinfer.gateway.streaming.exchange import CollectExchange, Exchange, StreamExchange
 from vllm_deepinfer.gateway.streaming.keepalive import KeepAlive
+from vllm_deepinfer.gateway.streaming.lane import Lane
 from vllm_deepinfer.gateway.streaming.sse import Receive, Send, SlowReader, SseWriter
 
 logger = logging.getLogger(__name__)
@@ -25,6 +28,27 @@ SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+@contextmanager
+def departure(exchange: Exchange, receive: Receive, lane: Lane | None) -> Iterator[None]:
+    """Tell the exchange when the client goes: from the connection where there is a lane, else from ASGI.
+
+    ASGI's way takes a task that waits for a message, which is a twentieth of what a short request costs.
+    """
+    if lane is not None:
+        lane.watch(exchange.leave)
+        try:
+            yield
+        finally:
+            lane.unwatch()
+        return
+    left = asyncio.ensure_future(receive())
+    left.add_done_callback(lambda _: exchange.leave())
+    try:
+        yield
+    finally:
+        left.cancel()
 
 
 class Api(Protocol):
@@ -93,20 +117,17 @@ class GenerationEndpoint:
                 call.status = 200
                 await send_json(send, 200, document, call.headers())
                 return
-            left = asyncio.ensure_future(receive())
-            try:
-                await self._generate(prepared, body, left, send, call)
-            finally:
-                left.cancel()
+            exchange = self._exchange(prepared, send, call)
+            with departure(exchange, receive, call.lane):
+                await self._generate(prepared, body, exchange, send, call)
 
     async def _generate(
-        self, prepared: Prepared, body: Body, left: asyncio.Future[Any], send: Send, call: Call
+        self, prepared: Prepared, body: Body, exchange: Exchange, send: Send, call: Call
     ) -> None:
         core = self._core
-        exchange = self._exchange(prepared, send, call)
         started = await begin(prepared, exchange, core, call)
         try:
-            await self._wait(exchange, left)
+            await self._wait(exchange)
             if exchange.left:
                 core.metrics.aborts.labels("disconnect").inc()
                 raise Disconnected
@@ -129,9 +150,8 @@ class GenerationEndpoint:
             core.metrics, call.account, prepared.choices, prepared.encoder(), writer, headers
         )
 
-    async def _wait(self, exchange: Exchange, left: asyncio.Future[Any]) -> None:
+    async def _wait(self, exchange: Exchange) -> None:
         """Until the answer has ended or the client has left; keeps a silent stream open."""
-        left.add_done_callback(lambda _: exchange.leave())
         if not isinstance(exchange, StreamExchange):
             await exchange.done
             return
@@ -153,8 +173,7 @@ class GenerationEndpoint:
             if exchange.error is None:
                 await self._api.completed(prepared, body, exchange.encoder.document(), call)
                 exchange.writer.write(exchange.encoder.finish())
-            async with asyncio.timeout(self._core.settings.write_timeout_s):
-                await exchange.writer.close()
+            await within(self._core.settings.write_timeout_s, exchange.writer.close())
         except (TimeoutError, SlowReader):
             self._core.metrics.aborts.labels("slow_reader").inc()
             exchange.writer.discard()

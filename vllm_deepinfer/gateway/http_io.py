@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from vllm_deepinfer.gateway.errors import ApiError
+from vllm_deepinfer.gateway.steps import within
 from vllm_deepinfer.gateway.streaming.sse import Message, Receive, Send
 
 Scope = dict[str, Any]
@@ -32,8 +32,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, timeout_s: float
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
     try:
-        async with asyncio.timeout(timeout_s):
-            return await _read(receive, limit)
+        return await within(timeout_s, _read(receive, limit))
     except TimeoutError:
         raise ApiError(408, f"the request body did not arrive within {timeout_s:g} seconds.") from None
 

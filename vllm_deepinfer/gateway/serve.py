@@ -62,7 +62,7 @@ async def serve(
                 raise UserError(str(error)) from None
         app = build_app(engine, model, settings, keys)
         app.own_engine = False
-        gc.freeze()  # what start-up has made is never garbage: no pause to look through it
+        calm_garbage_collection()
         config = uvicorn.Config(
             app,
             loop="none",
@@ -77,6 +77,17 @@ async def serve(
         await _Server(config, app).serve(sockets=[listener])
     finally:
         await engine.close()
+
+
+def calm_garbage_collection() -> None:
+    """Call once all is built: what start-up has made is never looked through, and the rest less often.
+
+    A step of 256 streams makes 256 lists of token ids. With CPython's threshold of 700 new objects that is a
+    collection every third step, for garbage that needs none: 5 % of the gateway's CPU, and pauses.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 class _Server(uvicorn.Server):

@@ -208,3 +208,54 @@ def dechunked(answer: bytes) -> list[bytes]:
                 break
         bodies.append(b"".join(parts))
     return bodies
+
+
+def test_a_watcher_hears_of_the_end_once_it_watches_and_not_after(pair: Any) -> None:
+    transport = FakeTransport()
+    watched: set[Lane] = set()
+    heard: list[int] = []
+    lane = Lane(transport, cast(FlowControl, FakeFlow()), pair[0].fileno(), watched)
+    lane.lost()
+    lane.watch(lambda: heard.append(1))
+    assert watched == {lane} and heard == []
+    lane.lost()
+    assert heard == [1]
+    lane.unwatch()
+    lane.unwatch()
+    lane.lost()
+    assert watched == set() and heard == [1]
+
+
+def test_who_watches_too_late_hears_at_once(pair: Any) -> None:
+    lane, transport, _ = lane_on(pair[0])
+    transport.closing = True
+    heard: list[int] = []
+    lane.watch(lambda: heard.append(1))
+    assert heard == [1]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_the_watchers_of_a_connection_hear_of_its_end(loop: str) -> None:
+    async def main() -> None:
+        gone, begun = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            lane = Lane.open(scope)
+            assert lane is not None
+            lane.watch(gone.set)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            begun.set()
+            await gone.wait()
+            lane.unwatch()
+
+        server, task, port = await serve(app, http=LaneProtocol)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(begun.wait(), 10)
+        assert not gone.is_set()
+        writer.close()
+        await asyncio.wait_for(gone.wait(), 10)
+        server.should_exit = True
+        await task
+
+    await asyncio.to_thread(_run, loop, main())

@@ -87,10 +87,12 @@ def setting() -> Setting:
     return Setting()
 
 
-def converted(thinking: bool, **fields: Any) -> ConversationRequest:
+def converted(thinking: bool, with_tools: bool = True, **fields: Any) -> ConversationRequest:
     body = {"model": "DeepSeek-V4.1-Flash", "stream": True, "messages": [{"role": "user", "content": "json"}]}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    body |= {"thinking": {"type": "enabled" if thinking else "disabled"}, "tools": tools, **fields}
+    body |= {"thinking": {"type": "enabled" if thinking else "disabled"}, **fields}
+    if with_tools:
+        body["tools"] = tools
     return ChatCompletionRequest(body).convert(ConversionOptions())
 
 
@@ -144,9 +146,11 @@ TEXTS = st.lists(st.sampled_from(WORDS) | st.sampled_from(MARKUP) | st.just(TOOL
 
 
 @settings(deadline=None, max_examples=300)
-@given(text=TEXTS, thinking=st.booleans(), cut=st.integers(0, 3))
-def test_the_same_events_with_and_without(setting: Setting, text: str, thinking: bool, cut: int) -> None:
-    request = converted(thinking)
+@given(text=TEXTS, thinking=st.booleans(), tools=st.booleans(), cut=st.integers(0, 3))
+def test_the_same_events_with_and_without(
+    setting: Setting, text: str, thinking: bool, tools: bool, cut: int
+) -> None:
+    request = converted(thinking, tools)
     ids = setting.ids(text)
     deltas = deltas_of(
         ids[: len(ids) - cut] if cut else ids, FinishReason.LENGTH if cut else FinishReason.STOP
@@ -158,10 +162,12 @@ def test_the_same_events_with_and_without(setting: Setting, text: str, thinking:
 
 
 @settings(deadline=None, max_examples=150)
-@given(ids=st.lists(st.integers(2, 1023), max_size=40), thinking=st.booleans())
-def test_the_same_events_for_any_tokens(setting: Setting, ids: list[int], thinking: bool) -> None:
+@given(ids=st.lists(st.integers(2, 1023), max_size=40), thinking=st.booleans(), tools=st.booleans())
+def test_the_same_events_for_any_tokens(
+    setting: Setting, ids: list[int], thinking: bool, tools: bool
+) -> None:
     """Halves of characters, control tokens in odd places, anything that a model may sample."""
-    request = converted(thinking)
+    request = converted(thinking, tools)
     size = len(setting.prompts.decode([5]) and setting.prompts._detokenizer.bytes_of)
     deltas = deltas_of([token % (size - 2) + 2 for token in ids])
     fast, _ = stream(setting, request, deltas, fast=True)
@@ -210,7 +216,7 @@ def _joined(events: list[Any]) -> Any:
 def test_prose_goes_past(setting: Setting) -> None:
     ids = setting.ids("the world is round and we go round it" * 3)
     events, past = stream(setting, converted(False), deltas_of(ids), fast=True)
-    assert past == len(ids) - 2  # the first starts the answer, the second shows the form
+    assert past == len(ids) - 1  # the first starts the answer and shows the form
     usage = masked(events)[-2]["usage"]
     assert usage["completion_tokens"] == len(ids) + 1
 
@@ -239,3 +245,12 @@ def test_text_behind_something_held_back_waits_for_it(setting: Setting) -> None:
         choice["delta"].get("content") or "" for event in masked(events)[:-1] for choice in event["choices"]
     )
     assert content == "one two<three four five"
+
+
+def test_line_ends_go_past_where_they_begin_nothing(setting: Setting) -> None:
+    """Without tools and reasoning; else the processor holds them back, for a tool call may follow."""
+    ids = setting.ids("the world\n\nis round\nand we go\nround it")
+    _, past = stream(setting, converted(False, with_tools=False), deltas_of(ids), fast=True)
+    assert past == len(ids) - 1
+    _, past = stream(setting, converted(False), deltas_of(ids), fast=True)
+    assert past < len(ids) - 3

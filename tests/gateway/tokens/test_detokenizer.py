@@ -107,4 +107,5 @@ def test_plain_text_without_the_tokens_that_end_an_answer(table: Detokenizer) ->
     assert without[plain] is None and len(without) == len(table.plain_of)
     assert [t for t, text in enumerate(table.plain_of) if without[t] != text] == [plain]
     assert table.plain_without(frozenset({plain})) is without  # made once
-    assert table.plain_without(frozenset()) is table.plain_of
+    assert table.plain_without(frozenset()) == table.plain_of
+    assert table.plain_without(frozenset(), line_ends=True) == table.json_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import uvicorn
 from vllm_deepinfer.bench.gateway.channel import ChannelEngine
 from vllm_deepinfer.engine import EngineInfo
 from vllm_deepinfer.gateway.building import build_app
+from vllm_deepinfer.gateway.serve import calm_garbage_collection
 from vllm_deepinfer.gateway.settings import GatewaySettings
 from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
 
@@ -34,7 +34,7 @@ async def main(socket: str, port: int, folder: Path, max_busy: float | None) -> 
         access_log=False,
         timeout_keep_alive=60,
     )
-    gc.freeze()  # as the real command does: what start-up has made is never garbage
+    calm_garbage_collection()  # as the real command does
     await uvicorn.Server(config).serve()
 
 

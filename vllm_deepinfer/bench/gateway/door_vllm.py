@@ -15,6 +15,7 @@ from deepseek_recipe import ModelVersion
 from vllm_deepinfer.bench.gateway.door import MODEL
 from vllm_deepinfer.gateway.building import build_app
 from vllm_deepinfer.gateway.engines import make_engine
+from vllm_deepinfer.gateway.serve import calm_garbage_collection
 from vllm_deepinfer.gateway.settings import GatewaySettings
 from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
 
@@ -27,6 +28,7 @@ async def main(port: int, model: Path, tokenizer: Path, flags: list[str]) -> Non
         settings = GatewaySettings(served_names=(MODEL,), drain_timeout_s=0)
         app = build_app(engine, tokenizer, settings, version=ModelVersion.DeepseekV41Flash)
         app.own_engine = False
+        calm_garbage_collection()
         config = uvicorn.Config(app, host="127.0.0.1", port=port, http=LaneProtocol, access_log=False)
         await uvicorn.Server(config).serve()
     finally:

@@ -111,7 +111,7 @@ def _doors(parts: Parts, workshop: Workshop, cores: int) -> None:
         with ExitStack() as stack:
             ours, router = stack.enter_context(workshop.ours()), stack.enter_context(workshop.router())
             pairs = [
-                (workshop.measure(ours, STREAMS, 4.0), workshop.measure(router, STREAMS, 4.0))
+                (workshop.measure(ours, STREAMS, 3.0), workshop.measure(router, STREAMS, 3.0))
                 for _ in range(parts.rounds)
             ]
         _door_figures(parts, pairs)

@@ -146,12 +146,12 @@ class ChatEncoder:
             texts = [
                 text.replace('"choices":[{"index":0,', f'"choices":[{{"index":{index},', 1) for text in texts
             ]
-        events = "".join([f"data: {text}\n\n" for text in texts]).encode()
-        if parser.fed is not None and len(texts) == 1 and not parser.finished:
+        events = [f"data: {text}\n\n".encode() for text in texts]
+        if parser.fed and events and not parser.finished:
             form = self.forms.get(index)
-            known = form is not None and events == form[0] + parser.fed + form[1]
-            parser.steady = known or self._learn(index, events, parser)
-        return events
+            known = form is not None and events[-1] == form[0] + parser.fed + form[1]
+            parser.steady = known or self._learn(index, events[-1], parser)
+        return b"".join(events)
 
     def _learn(self, index: int, event: bytes, parser: OutputParser) -> bool:
         """Remember the form of an event if its delta is the text that was fed, all of it and nothing else."""

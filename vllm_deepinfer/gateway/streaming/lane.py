@@ -11,6 +11,7 @@ a client of HTTP/1.0, everything goes through `send` as ever.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -19,15 +20,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 SCOPE_KEY = "deepinfer.lane"
 
 
+def _nothing() -> None:
+    """Nobody watches."""
+
+
 class Lane:
     """Writes body chunks of one response whose head went out through ASGI, in chunked transfer coding."""
 
-    __slots__ = ("_clear", "_fd", "_flow", "_transport")
+    __slots__ = ("_clear", "_fd", "_flow", "_on_lost", "_transport", "_watched")
 
-    def __init__(self, transport: Any, flow: FlowControl, fd: int) -> None:
+    def __init__(self, transport: Any, flow: FlowControl, fd: int, watched: set[Lane] | None = None) -> None:
+        """`watched`: the connection's lanes that want to hear of its end."""
         self._transport = transport
         self._flow = flow
         self._fd = fd
+        self._watched = set() if watched is None else watched
+        self._on_lost: Callable[[], None] = _nothing
         self._clear = False  # nothing is queued in the transport, and nobody but this lane will queue more
 
     @classmethod
@@ -35,6 +43,22 @@ class Lane:
         """The lane of a request, or None where events must go through `send`."""
         found = scope.get(SCOPE_KEY)
         return found if scope.get("http_version") == "1.1" else None
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Call `on_lost` when the connection ends, at once if it has."""
+        self._on_lost = on_lost
+        self._watched.add(self)
+        if self._transport.is_closing():
+            on_lost()
+
+    def unwatch(self) -> None:
+        """Watch no more. Idempotent."""
+        self._on_lost = _nothing
+        self._watched.discard(self)
+
+    def lost(self) -> None:
+        """The connection has ended."""
+        self._on_lost()
 
     def abort(self) -> None:
         """Close the connection now, unread bytes and all: a client that never reads would hold it open."""
@@ -68,10 +92,19 @@ class Lane:
 class LaneProtocol(HttpToolsProtocol):
     """uvicorn's protocol with a lane for every plain-text request. Pass as `http=` to uvicorn.Config."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._watched: set[Lane] = set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for lane in tuple(self._watched):
+            lane.lost()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         transport = self.transport
         connection = transport.get_extra_info("socket")
         if connection is not None and transport.get_extra_info("sslcontext") is None:
-            lane = Lane(transport, self.flow, connection.fileno())
+            lane = Lane(transport, self.flow, connection.fileno(), self._watched)
             cast(dict[str, Any], self.scope)[SCOPE_KEY] = lane

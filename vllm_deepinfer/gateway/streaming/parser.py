@@ -62,6 +62,7 @@ class OutputParser:
     """
 
     __slots__ = (
+        "_calls_tools",
         "_detokenizer",
         "_end_of_reasoning",
         "_eos",
@@ -102,10 +103,12 @@ class OutputParser:
         self._eos = _shared_set(tuple(eos_token_ids))
         self._prompt_tokens = prompt_tokens
         self._exact = exact
+        self._calls_tools = options.parse_tool_calls
         self._detokenizer = detokenizer
         self._end_of_reasoning = end_of_reasoning
         stage = options.thinking_initial_stage
-        self._reasons = end_of_reasoning is not None and stage is not None and stage.starts_in_reasoning()
+        reasons = stage is not None and stage.starts_in_reasoning()
+        self._reasons = end_of_reasoning is not None and reasons
         self._reasoning = 0  # tokens before the end of the reasoning
         self._held = 0  # tokens whose text is not whole characters yet
         self.fed: bytes | None = b""  # JSON text fed since something came out; None: not all of it is text
@@ -115,7 +118,8 @@ class OutputParser:
         table = (
             None if options.stop_sequences or options.parse_json_output else detokenizer and detokenizer.table
         )
-        self.plain_of = table.plain_without(self._eos) if table else []
+        line_ends = not (reasons or options.parse_tool_calls)  # else the processor holds them back
+        self.plain_of = table.plain_without(self._eos, line_ends) if table else []
         self._json_of = table.json_of if table else []
         self._fingerprint = fingerprint
         self._started = False
@@ -178,11 +182,13 @@ class OutputParser:
     def reasoning_tokens(self, counted: int) -> int:
         """Tokens of reasoning, given what the processor has counted.
 
-        Either count can only be too high: the processor's, which takes a token twice whose text it held back
-        for a while, and the one of tokens before `end_of_reasoning`, where a tool call ended the reasoning.
+        The one of tokens before `end_of_reasoning` is right unless a tool call ended the reasoning; the
+        processor's takes a token twice whose text it held back for a while, and may miss equal ones in a row.
         """
         counted += self.skipped_reasoning
-        return counted if self._end_of_reasoning is None else min(counted, self._reasoning)
+        if self._end_of_reasoning is None:
+            return counted
+        return min(counted, self._reasoning) if self._calls_tools else self._reasoning
 
     def _begin(self, cached_tokens: int) -> list[Chunk]:
         self._started = True

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
 from typing import Any
 
+from vllm_deepinfer.gateway.steps import Rest
 from vllm_deepinfer.gateway.streaming.lane import Lane
 
 Message = MutableMapping[str, Any]
@@ -127,7 +128,7 @@ class SseWriter:
 
     async def _finish(self, steps: Generator[Any, Any, None], waits_for: Any) -> None:
         try:
-            await _Rest(steps, waits_for)
+            await Rest(steps, waits_for)
             while self._backlog:
                 body = b"".join(self._backlog)
                 self._backlog.clear()
@@ -137,19 +138,3 @@ class SseWriter:
             self.broken = True
         finally:
             self._drain = None
-
-
-class _Rest:
-    """The rest of an awaitable whose first step was driven by hand and yielded `waits_for`.
-
-    The future still carries the mark that its own `__await__` set, so a task that gets it from here waits for
-    it as it would have there.
-    """
-
-    def __init__(self, steps: Generator[Any, Any, None], waits_for: Any) -> None:
-        self._steps = steps
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        yield self._waits_for
-        yield from self._steps

@@ -30,14 +30,18 @@ class Detokenizer:
             for text, escaped in zip(self.text_of, self.json_of, strict=True)
         ]
         """`json_of` for tokens of plain text: nor does any markup start with their characters."""
-        self._plain_without: dict[frozenset[int], list[bytes | None]] = {frozenset(): self.plain_of}
+        self._plain_without: dict[tuple[frozenset[int], bool], list[bytes | None]] = {}
 
-    def plain_without(self, ids: frozenset[int]) -> list[bytes | None]:
-        """`plain_of` with nothing for these ids, such as those that end an answer; made once per set."""
-        found = self._plain_without.get(ids)
+    def plain_without(self, ids: frozenset[int], line_ends: bool = False) -> list[bytes | None]:
+        """`plain_of` with nothing for these ids, such as those that end an answer; made once per set.
+
+        With `line_ends`, those are plain text too: for an answer in which no markup begins with one.
+        """
+        found = self._plain_without.get((ids, line_ends))
         if found is None:
-            plain = [None if token in ids else text for token, text in enumerate(self.plain_of)]
-            found = self._plain_without[ids] = plain
+            table = self.json_of if line_ends else self.plain_of
+            found = [None if token in ids else text for token, text in enumerate(table)]
+            self._plain_without[ids, line_ends] = found
         return found
 
     def decode(self, ids: Sequence[int], skip_control: bool = False) -> str:
