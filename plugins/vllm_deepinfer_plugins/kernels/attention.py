@@ -34,6 +34,7 @@ class AttentionKernels:
             reach: Window keys of a row, itself among them.
             chosen: [tokens, k] int64 entry numbers, −1 for none; None without entries.
         """
+        assert positions.is_contiguous() and requests.is_contiguous()
         query, out = query.contiguous(), torch.empty(query.shape, dtype=query.dtype)
         chosen = None if chosen is None else chosen.contiguous()
         self.checked(
@@ -105,6 +106,7 @@ class AttentionKernels:
             visible: [tokens] int64, entries that a row may see.
             offset: Where an entry's index key begins.
         """
+        assert requests.is_contiguous() and visible.is_contiguous()
         query, weights = query.contiguous(), weights.contiguous()
         chosen = visible.new_empty(len(query), k)
         self.checked(

@@ -169,7 +169,8 @@ int deepinfer_select_span(const bf16 *query, const float *weights, long tokens, 
     const long width = (begin + tokens) / entries->ratio, blocks = (width + BLOCK - 1) / BLOCK;
     const long together = heads < BLOCK ? BLOCK / heads : 1, padded = (blocks ? blocks : 1) * BLOCK;
     bf16 *packed = aligned_alloc(64, padded * size * sizeof(bf16));
-    int failed = !packed;
+    if (!packed) return 1;
+    int failed = 0;
 #pragma omp parallel
     {
         float *scores = malloc(together * padded * sizeof(float));
@@ -181,7 +182,7 @@ int deepinfer_select_span(const bf16 *query, const float *weights, long tokens, 
         }
 #pragma omp for schedule(static)
         for (long b = 0; b < blocks; b++)
-            for (long n = 0; n < BLOCK && packed; n++) {
+            for (long n = 0; n < BLOCK; n++) {
                 const long e = b * BLOCK + n;
                 const bf16 *key = e < width ? paged_row(entries, request, e) + offset : 0;
                 for (long i = 0; i < size; i += 2)
@@ -190,7 +191,7 @@ int deepinfer_select_span(const bf16 *query, const float *weights, long tokens, 
             }
 #pragma omp for schedule(dynamic)
         for (long first = 0; first < tokens; first += together) {
-            if (!scores || !scratch || !packed) continue;
+            if (!scores || !scratch) continue;
             const long count = tokens - first < together ? tokens - first : together;
             const long most = (begin + first + count) / entries->ratio;
             for (long b = 0; b * BLOCK < most; b++)

@@ -28,7 +28,7 @@ class Step:
         self.visible = (torch.arange(begin, begin + tokens) + 1) // ratio
 
     def entries(self) -> Paged:
-        others = integers(7, OFFSET + SIZE, most=1, seed=9)
+        others = integers(7, OFFSET + self.keys.shape[1], most=1, seed=9)
         rows = torch.cat((noise(len(self.keys), OFFSET), self.keys), dim=1)
         return paged([others, rows], block=4 * self.ratio, ratio=self.ratio)
 
