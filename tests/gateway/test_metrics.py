@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from vllm_deepinfer.engine import Load
+from vllm_deepinfer.engine import Engine, Health, HealthState, Load
 from vllm_deepinfer.gateway.metrics import CheapHistogram, GatewayMetrics
 
 BOUNDS = (0.1, 1.0, 10.0)
@@ -77,12 +79,26 @@ def test_requests_and_tokens_are_counted_twice_over() -> None:
 def test_gauges_follow_the_engine() -> None:
     metrics = GatewayMetrics()
     loads = [Load(running_requests=3, kv_tokens_free=9)]
-    metrics.watch(lambda: 5, lambda: loads[-1])
+
+    class Watched:
+        failures = 0
+
+        def load(self) -> Load:
+            return loads[-1]
+
+        def health(self) -> Health:
+            return Health(state=HealthState.READY, sink_failures=self.failures)
+
+    engine = Watched()
+    metrics.watch(lambda: 5, cast(Engine, engine))
     assert b"deepinfer_gateway_active_requests 5.0" in metrics.render()
     assert b"deepinfer_engine_running_requests 3.0" in metrics.render()
     loads.append(Load(running_requests=4))
     assert b"deepinfer_engine_running_requests 4.0" in metrics.render()
     assert b"deepinfer_engine_kv_tokens_free 0.0" in metrics.render()
+    assert b"deepinfer_engine_sink_failures 0.0" in metrics.render()
+    engine.failures = 2
+    assert b"deepinfer_engine_sink_failures 2.0" in metrics.render()
 
 
 def test_gateways_do_not_share_metrics() -> None:

@@ -37,7 +37,7 @@ async def test_a_choice_that_is_refused_takes_the_others_with_it(monkeypatch: py
 
 
 async def test_what_is_asked_for_is_what_is_submitted() -> None:
-    async with running() as gateway:
+    async with running(min_priority=-3) as gateway:
         await post(gateway, priority=-3, cache_salt="s", max_tokens=7)
         request = gateway.script.requests[0]
         assert request.priority == -3 and request.cache_salt is not None and request.cache_salt != "s"

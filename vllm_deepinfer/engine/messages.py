@@ -157,12 +157,14 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         detail: one sentence; empty when READY.
         steps: engine steps that have delivered something, ever; stands still in a wedged engine.
         idle_s: seconds since the last of these, or since work arrived if that was later; 0 without work.
+        sink_failures: deliveries, ever, that were lost because their sink raised.
     """
 
     state: HealthState
     detail: str = ""
     steps: int = 0
     idle_s: float = 0.0
+    sink_failures: int = 0
 
     @property
     def serving(self) -> bool:

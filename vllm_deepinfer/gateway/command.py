@@ -50,6 +50,9 @@ def gateway(
     max_busy: Annotated[
         float, typer.Option(min=0.05, max=1, help="Share of a core beyond which new requests get 429.")
     ] = 0.9,
+    min_priority: Annotated[
+        int, typer.Option(help="Lowest priority that a request may ask for; lower ones are served first.")
+    ] = DEFAULTS.min_priority,
     max_body_mb: Annotated[int, typer.Option(min=1, help="Largest request body.")] = 32,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest prompt; the model's context by default.")
@@ -79,6 +82,7 @@ def gateway(
         max_active=max_active,
         max_waiting=max_waiting,
         max_busy=max_busy,
+        min_priority=min_priority,
         max_body_bytes=max_body_mb << 20,
         max_prompt_tokens=max_prompt_tokens,
         response_db=response_db,

@@ -13,6 +13,7 @@ from deepseek_recipe import Tokenizer
 from vllm_deepinfer.engine import Engine
 from vllm_deepinfer.gateway.calls import Call
 from vllm_deepinfer.gateway.dialects.base import ModelCard, Prepared
+from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.limits.admission import Admission
 from vllm_deepinfer.gateway.limits.keys import KeyRing
 from vllm_deepinfer.gateway.limits.rates import RateLimits
@@ -62,7 +63,7 @@ class Core:
         self.responses = ResponseStore(
             settings.response_db, ttl_s=settings.response_ttl_s, max_responses=settings.max_responses
         )
-        self.metrics.watch(lambda: self.admission.active, engine.load)
+        self.metrics.watch(lambda: self.admission.active, engine)
         self.board = StatusBoard(engine, self.metrics, self.admission)
         now = datetime.now(UTC).replace(microsecond=0)
         self.started_at, self.started_text = int(now.timestamp()), now.isoformat().replace("+00:00", "Z")
@@ -94,6 +95,19 @@ class Core:
             yield
         finally:
             self.rates.leave(call.key, account.output_tokens)
+
+    def check_priority(self, prepared: Prepared, call: Call) -> None:
+        """Nobody overtakes others unless this server lets them. Raises: ApiError 400."""
+        lowest = self.settings.min_priority
+        if call.key is not None and call.key.min_priority is not None:
+            lowest = call.key.min_priority
+        if prepared.priority < lowest:
+            raise ApiError(
+                400,
+                f"priority: at least {lowest} is allowed here, got {prepared.priority}; lower ones overtake "
+                "others, so ask the operator for a key with a lower min_priority.",
+                param="priority",
+            )
 
     def cache_salt(self, prepared: Prepared, call: Call) -> str | None:
         """Requests share prefix-cache entries within a tenant only, and there only with the same own salt.

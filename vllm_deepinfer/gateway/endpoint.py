@@ -112,6 +112,7 @@ class GenerationEndpoint:
             places.enter_context(core.hold_rate(call))
             body = await offload(len(raw), parse_object, raw)
             prepared = await self._api.prepare(body, len(raw), call)
+            core.check_priority(prepared, call)
             if prepared.detached:
                 document = await self._api.detach(prepared, body, call, places.pop_all())
                 call.status = 200

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from vllm_deepinfer.engine import Load
+from vllm_deepinfer.engine import Engine, Load
 
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 ITL_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.4, 1, 5)
@@ -149,13 +149,19 @@ class GatewayMetrics:
         self.totals.cached_tokens += cached
         self.totals.output_tokens += output
 
-    def watch(self, active: Callable[[], int], load: Callable[[], Load]) -> None:
-        """Add gauges that are read when scraped."""
+    def watch(self, active: Callable[[], int], engine: Engine) -> None:
+        """Add what is read when scraped."""
         gauge = Gauge("deepinfer_gateway_active_requests", "Requests in work.", registry=self.registry)
         gauge.set_function(active)
         for name in Load.__struct_fields__:
             gauge = Gauge(f"deepinfer_engine_{name}", f"Engine load: {name}.", registry=self.registry)
-            gauge.set_function(partial(_read, load, name))
+            gauge.set_function(partial(_read, engine.load, name))
+        gauge = Gauge(
+            "deepinfer_engine_sink_failures",
+            "Deliveries that were lost because their receiver raised; the log has the first one's reason.",
+            registry=self.registry,
+        )
+        gauge.set_function(lambda: engine.health().sink_failures)
 
     def render(self) -> bytes:
         """Prometheus text format."""

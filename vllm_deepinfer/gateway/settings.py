@@ -17,8 +17,11 @@ class GatewaySettings(BaseModel):
         max_prompt_tokens: longer prompts get 400; None: the model's context decides.
         max_active: generation requests in work at once; more get 429.
         max_waiting: requests that the engine holds without a first token; more get 429.
-        max_busy: new requests get 429 while the gateway's thread is busier than this share of a core; a door
-            that is saturated starves new streams while running ones look fine. None: off.
+        max_busy: new requests get 429 while the gateway's thread is busy for more than this share of the
+            time, or would be with one more; a door that is saturated starves new streams while running ones
+            look fine. None: off.
+        min_priority: the lowest `priority` that a request may have, for keys that have no own bound; lower
+            ones are served first, and 0 is what a request has that says nothing.
         max_pending_bytes: unread bytes kept for a client before it is dropped.
         write_timeout_s: how long the end of an answer waits for a client to read it.
         keepalive_s: a comment is sent when a stream has been silent for this long.
@@ -39,6 +42,7 @@ class GatewaySettings(BaseModel):
     max_active: int = Field(default=1024, ge=1)
     max_waiting: int = Field(default=256, ge=1)
     max_busy: float | None = Field(default=None, gt=0, le=1)
+    min_priority: int = 0
     max_pending_bytes: int = Field(default=4 << 20, ge=1024)
     write_timeout_s: float = Field(default=30.0, gt=0)
     keepalive_s: float = Field(default=15.0, gt=0)

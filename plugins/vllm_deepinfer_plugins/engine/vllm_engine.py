@@ -163,7 +163,9 @@ class VllmEngine:
             elif idle > self._wedge_after_s:
                 state = HealthState.WEDGED
                 detail = f"no step has ended for {idle:.1f} s with {len(self._alive)} requests."
-        return Health(state=state, detail=detail, steps=self._steps, idle_s=idle)
+        processor = getattr(self, "_processor", None)  # None before the start
+        failures = processor.deliveries.failures if processor is not None else 0
+        return Health(state=state, detail=detail, steps=self._steps, idle_s=idle, sink_failures=failures)
 
     async def drain(self) -> None:
         if self._state is HealthState.READY:

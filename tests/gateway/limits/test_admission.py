@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vllm_deepinfer.engine import Load
 from vllm_deepinfer.gateway.errors import ApiError
-from vllm_deepinfer.gateway.limits.admission import ALWAYS_ADMIT, Admission, BusyMeter
+from vllm_deepinfer.gateway.limits import admission as admission_module
+from vllm_deepinfer.gateway.limits.admission import ALWAYS_ADMIT, Admission, BusyMeter, runnable_s
 
 
 class Clock:
@@ -135,3 +138,82 @@ async def test_draining_gives_up_in_time() -> None:
 
 async def test_draining_an_idle_gateway_is_immediate() -> None:
     assert await make().drain(0) is True
+
+
+def test_time_spent_waiting_for_a_core_counts_as_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "schedstat"
+    file.write_text("1500000000 500000000 77\n")
+    monkeypatch.setattr(admission_module, "SCHEDSTAT", file)
+    assert runnable_s() == 2.0
+    file.unlink()  # not Linux
+    before = time.thread_time()
+    assert before <= runnable_s() <= time.thread_time()
+
+
+def test_the_meter_knows_what_a_request_takes_and_keeps_it() -> None:
+    wall, cpu, active = Clock(), Clock(), [20]
+    meter = BusyMeter(wall, cpu, lambda: active[0])
+
+    def run(seconds: float, share: float) -> None:
+        for _ in range(round(seconds / 0.1)):
+            wall.now += 0.1
+            cpu.now += 0.1 * share
+            meter.sample()
+
+    run(5, 0.4)
+    assert meter.per_request == pytest.approx(0.02, rel=1e-3)
+    active[0] = 2
+    run(0.3, 0.04)  # while they become few, both are averages over the same time
+    kept = meter.per_request
+    run(60, 0.001)
+    assert meter.per_request == pytest.approx(kept, rel=0.5) and meter.per_request > 0.01
+    active[0] = 100
+    run(10, 0.1)  # lighter ones: learned anew
+    assert meter.per_request == pytest.approx(0.001, rel=1e-2)
+
+
+def test_no_more_are_admitted_than_the_thread_can_carry() -> None:
+    meter = BusyMeter(lambda: 0.0, lambda: 0.0)
+    meter.per_request = 0.02
+    admission = make(max_busy=0.6, meter=meter)  # the share itself is still 0: it is half a second old
+    with ExitStack() as places:
+        for _ in range(30):
+            places.enter_context(admission.admit())
+        assert "at its limit" in refusal(admission).message
+    meter.per_request = 0.5
+    with ExitStack() as places:
+        for _ in range(ALWAYS_ADMIT):
+            places.enter_context(admission.admit())
+        refusal(admission)
+
+
+@pytest.mark.parametrize("cost", [0.002, 0.01, 0.04])
+def test_a_thousand_clients_that_come_again_and_again_end_at_the_bound(cost: float) -> None:
+    """Each request in work takes `cost` of the thread; every 10 ms all who are out ask again."""
+    wall, cpu = Clock(), Clock()
+    admission = make(max_active=2000, max_waiting=2000, max_busy=0.6)
+    admission.meter = BusyMeter(wall, cpu, lambda: admission.active)
+    places: list[ExitStack] = []
+    shares = []
+    for tick in range(1000):
+        wall.now += 0.01
+        demand = admission.active * cost
+        cpu.now += 0.01 * min(1.0, demand)
+        shares.append(demand)
+        if tick % 10 == 9:
+            admission.meter.sample()
+        for _ in range(-(-len(places) // 20)):  # a twentieth ends, at least one
+            places.pop(0).close()
+        for _ in range(1000 - len(places)):
+            place = ExitStack()
+            try:
+                place.enter_context(admission.admit())
+            except ApiError:
+                break
+            places.append(place)
+    late = shares[500:]
+    assert max(late) <= 0.66 and sum(late) / len(late) > 0.4
+    for place in places:
+        place.close()

@@ -140,7 +140,8 @@ class SimulatedEngine:
         if state in (HealthState.READY, HealthState.DRAINING) and idle > self.config.wedge_after_s:
             state = HealthState.WEDGED
             detail = f"no step has ended for {idle:.1f} s with {len(self._alive)} requests."
-        return Health(state=state, detail=detail, steps=self._steps, idle_s=idle)
+        failures = self.deliveries.failures
+        return Health(state=state, detail=detail, steps=self._steps, idle_s=idle, sink_failures=failures)
 
     async def drain(self) -> None:
         if self._state is HealthState.READY:

@@ -28,6 +28,7 @@ class ApiKey(BaseModel):
         sha256: hex digest of the key.
         requests_per_minute, tokens_per_minute, max_concurrent: limits; None: none. Tokens are prompt and
             answer.
+        min_priority: the lowest `priority` that this key may ask for; None: the server's bound.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,6 +38,7 @@ class ApiKey(BaseModel):
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
     max_concurrent: Annotated[int, Field(ge=1)] | None = None
+    min_priority: int | None = None
 
 
 class KeyFileError(ValueError):
