@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vllm_deepinfer.checkpoint.checks import engram_primes
+from vllm_deepinfer.checkpoint.checks import MAX_EXPERTS, engram_primes
 
 from .samples import refusal, text_config
 
@@ -109,6 +109,10 @@ def test_rope_scaling_may_be_switched_off_in_so_many_words() -> None:
         ({"engram_max_ngram_size": ...}, "text_config.engram_max_ngram_size is 0: write 2 or more, because"),
         ({"engram_max_ngram_size": 1}, "text_config.engram_max_ngram_size is 1: write 2 or more, because"),
         (
+            {"engram_max_ngram_size": 10_000},
+            "text_config.engram_max_ngram_size 10000 and engram_n_heads 2 make 19998 hash columns in a ",
+        ),
+        (
             {"engram_pad_token_id": 512},
             "text_config.engram_pad_token_id is 512: write a token id below vocab_s",
         ),
@@ -121,6 +125,15 @@ def test_rope_scaling_may_be_switched_off_in_so_many_words() -> None:
 )
 def test_engram(changes: dict[str, Any], beginning: str) -> None:
     assert refusal(**changes).startswith(beginning)
+
+
+def test_a_slip_in_the_number_of_experts_is_no_model() -> None:
+    layers = text_config().num_hidden_layers
+    most = MAX_EXPERTS // layers
+    assert text_config(n_routed_experts=most).n_routed_experts == most
+    assert refusal(n_routed_experts=most + 1) == (
+        f"text_config.n_routed_experts is {most + 1} in each of {layers} layers: write at most {most}"
+    )
 
 
 def test_an_engram_table_may_have_just_the_rows_of_its_buckets() -> None:

@@ -98,6 +98,18 @@ def test_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--dspark-blocks -1", "--dspark-blocks is -1: write 0 or more"),
         ("--shard-mb 0", "--shard-mb is 0.0: write a positive number"),
         ("--shard-mb nan", "--shard-mb is nan: write a positive number"),
+        ("--shard-mb inf", "--shard-mb is inf: write a positive number"),
+        ("--layers 100000000", "--layers is 100000000: write 1000 or less"),
+        ("--dspark-blocks 100000000", "--dspark-blocks is 100000000: write 1000 or less"),
+        (
+            "--experts 100000000",
+            "--experts (text_config.n_routed_experts) is 100000000 in each of 8 layers: write at most 25000",
+        ),
+        (
+            "--set engram_n_heads=1000000",
+            "text_config.engram_max_ngram_size 4 and engram_n_heads 1000000 make 3000000 hash columns",
+        ),
+        ("--set engram_vocab_size=0", "text_config.engram_vocab_size is 0: write a positive number"),
         ("--set index_topk", '--set is "index_topk": write FIELD=VALUE, such as index_topk=32'),
         ("--set =3", '--set is "=3": write FIELD=VALUE'),
         ("--set hiden_size=3", '"hiden_size" is no field of text_config: did you mean hidden_size?'),

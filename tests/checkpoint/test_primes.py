@@ -52,6 +52,12 @@ def test_large_primes_and_their_products() -> None:
     assert not is_prime(second * second)
 
 
+def test_as_many_buckets_as_a_config_may_have() -> None:
+    primes = bucket_primes(layers=2, max_ngram=2049, heads=2, base=300)
+    assert [len(table) for table in primes] == [4096, 4096]
+    assert (primes[0][0], primes[0][-1] < primes[1][0]) == (307, True)
+
+
 @given(
     layers=st.integers(1, 3), max_ngram=st.integers(2, 4), heads=st.integers(1, 4), base=st.integers(1, 2000)
 )

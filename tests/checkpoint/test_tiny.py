@@ -153,6 +153,22 @@ def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "model").iterdir()} >= FILES
 
 
+@pytest.mark.parametrize("there", ["nothing", "a folder", "a checkpoint"])
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path, there: str) -> None:
+    real, link = tmp_path / "disk" / "real", tmp_path / "link"
+    link.symlink_to(real)
+    if there == "a folder":
+        real.mkdir(parents=True)
+    elif there == "a checkpoint":
+        write(real, seed=9)
+    written = write(link, force=there == "a checkpoint")
+    assert written.folder == real
+    assert link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
+    assert [path.name for path in real.parent.iterdir()] == ["real"]
+    verify_headers(link, V41Config.load(link))
+
+
 def test_parents_are_created(tmp_path: Path) -> None:
     write(tmp_path / "a" / "b" / "model")
     verify_headers(tmp_path / "a" / "b" / "model", V41Config.load(tmp_path / "a" / "b" / "model"))

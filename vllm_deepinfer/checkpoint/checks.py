@@ -27,6 +27,10 @@ _DRAFT_SIZES = (
     "dspark_num_experts_per_tok",
 )
 
+MAX_EXPERTS, MAX_COLUMNS = 200_000, 4096
+"""Routed experts of all layers, hash columns of an Engram layer: above ten times the release's 15,360 and far
+above its 24 a config is a slip, and planning its tensors would take the machine's memory or hours."""
+
 # The architecture fixes these; a config that says otherwise describes another model.
 _FIXED: dict[str, tuple[Any, str]] = {
     "num_key_value_heads": (1, "all heads share one latent KV"),
@@ -69,6 +73,7 @@ def check_sizes(config: TextConfig) -> None:
             "of head_dim and index_head_dim"
         )
     _at_most(config, "num_experts_per_tok", "n_routed_experts")
+    _check_experts(config, "n_routed_experts", config.num_hidden_layers)
     _check_rope_scaling(config.rope_scaling)
     if config.engram_layer_ids or config.engram_num_embeddings:
         check_engram(config)
@@ -79,17 +84,24 @@ def check_sizes(config: TextConfig) -> None:
 def check_engram(config: TextConfig) -> None:
     """Raise ConfigError unless the Engram tables are complete and large enough for their hash buckets."""
     layers, rows = len(config.engram_layer_ids), config.engram_num_embeddings
-    if len(rows) != layers:
-        raise ConfigError(
-            f"text_config.engram_num_embeddings has {len(rows)} entries for the {layers} layers of "
-            "engram_layer_ids: write the number of table rows of each Engram layer"
-        )
     for name in _ENGRAM_SIZES:
         _positive(config, name, " because engram_layer_ids turns Engram on")
     if config.engram_max_ngram_size < 2:
         raise ConfigError(
             f"text_config.engram_max_ngram_size is {config.engram_max_ngram_size}: write 2 or more, because "
             "engram_layer_ids turns Engram on"
+        )
+    columns = engram_columns(config.engram_max_ngram_size, config.engram_n_heads)
+    if columns > MAX_COLUMNS:
+        raise ConfigError(
+            f"text_config.engram_max_ngram_size {config.engram_max_ngram_size} and engram_n_heads "
+            f"{config.engram_n_heads} make {columns} hash columns in a layer: write smaller numbers, so that "
+            f"(size - 1) * heads is at most {MAX_COLUMNS}"
+        )
+    if len(rows) != layers:
+        raise ConfigError(
+            f"text_config.engram_num_embeddings has {len(rows)} entries for the {layers} layers of "
+            "engram_layer_ids: write the number of table rows of each Engram layer"
         )
     if not 0 <= config.engram_pad_token_id < config.vocab_size:
         raise ConfigError(
@@ -102,6 +114,11 @@ def check_engram(config: TextConfig) -> None:
                 f"text_config.engram_num_embeddings gives layer {layer} {have} rows, but its hash buckets "
                 f"need {sum(primes)}: write at least that, or a smaller engram_vocab_size"
             )
+
+
+def engram_columns(max_ngram: int, heads: int) -> int:
+    """Hash columns of an Engram layer: the heads of every n-gram size from 2 on."""
+    return (max_ngram - 1) * heads
 
 
 def engram_primes(config: TextConfig) -> tuple[tuple[int, ...], ...]:
@@ -128,6 +145,7 @@ def check_draft(config: TextConfig) -> None:
     for name in _DRAFT_SIZES:
         _positive(config, name, " because num_nextn_predict_layers turns DSpark on")
     _at_most(config, "dspark_num_experts_per_tok", "dspark_n_routed_experts")
+    _check_experts(config, "dspark_n_routed_experts", blocks)
     if not taps or list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] >= layers:
         raise ConfigError(
             f"text_config.dspark_target_layer_ids is {list(taps)}: write increasing layer ids from 0 to "
@@ -184,6 +202,14 @@ def _at_most(config: TextConfig, name: str, limit: str) -> None:
     if getattr(config, name) > getattr(config, limit):
         raise ConfigError(
             f"text_config.{name} is {getattr(config, name)}: write at most {limit} {getattr(config, limit)}"
+        )
+
+
+def _check_experts(config: TextConfig, name: str, layers: int) -> None:
+    if getattr(config, name) * layers > MAX_EXPERTS:
+        raise ConfigError(
+            f"text_config.{name} is {getattr(config, name)} in each of {layers} layers: write at most "
+            f"{max(MAX_EXPERTS // layers, 1)}"
         )
 
 

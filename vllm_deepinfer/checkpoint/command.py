@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from .errors import ConfigError
 from .layout import ENCODINGS
 from .options import TinyOptions
 from .tiny import write_checkpoint
+
+_MAX_LAYERS = 1000
 
 # Which option a field of text_config comes from, for messages.
 _OPTION_OF = {
@@ -133,14 +136,16 @@ def tiny_checkpoint(
         "seed": seed,
         "overrides": dict(_assignment(text) for text in set_ or ()),
     }
-    for option, value, least in (
-        ("--seed", seed, 0),
-        ("--dspark-blocks", dspark_blocks, 0),
-        ("--layers", layers, 1),
+    for option, value, least, most in (
+        ("--seed", seed, 0, None),
+        ("--dspark-blocks", dspark_blocks, 0, _MAX_LAYERS),
+        ("--layers", layers, 1, _MAX_LAYERS),
     ):
         if value is not None and value < least:
             raise ConfigError(f"{option} is {value}: write {least} or more")
-    if not shard_mb > 0:
+        if value is not None and most is not None and value > most:
+            raise ConfigError(f"{option} is {value}: write {most} or less")
+    if not 0 < shard_mb < math.inf:
         raise ConfigError(f"--shard-mb is {shard_mb}: write a positive number")
     written = _write(out, choices, shard_bytes=int(shard_mb * 1e6), force=force)
     print(written)
@@ -163,7 +168,9 @@ def _write(out: Path, choices: dict[str, Any], *, shard_bytes: int, force: bool)
     except ConfigError as error:
         raise ConfigError(_name_options(str(error))) from None
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written ({error.strerror}): name a folder elsewhere") from None
+        raise ConfigError(
+            f"{out} cannot be written ({error.strerror or error}): name a folder elsewhere"
+        ) from None
     return (
         f"{written.folder}: {written.parameters:,} parameters in {written.tensors} tensors, "
         f"{written.weight_bytes / 1e6:.1f} MB in {written.shards} weight file{'s' * (written.shards > 1)}"

@@ -1,5 +1,7 @@
 """The prime bucket counts of Engram's hash tables."""
 
+from itertools import count, islice
+
 _SMALL = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
@@ -34,19 +36,9 @@ def bucket_primes(*, layers: int, max_ngram: int, heads: int, base: int) -> tupl
     """Bucket counts per Engram layer, [layers][(max_ngram - 1) * heads], n-gram sizes 2, 3, ... in turn.
 
     Each n-gram size of each layer searches upwards from ``base`` again, and a prime is used once in the whole
-    model, so that no two hash heads share a modulus.
+    model, so that no two hash heads share a modulus. What is taken is therefore always the first primes from
+    ``base`` on, and one search that goes on where it stopped finds the same.
     """
-    taken: set[int] = set()
-    tables = []
-    for _ in range(layers):
-        table: list[int] = []
-        for _ in range(max_ngram - 1):
-            candidate = base - 1
-            for _ in range(heads):
-                candidate += 1
-                while candidate in taken or not is_prime(candidate):
-                    candidate += 1
-                taken.add(candidate)
-                table.append(candidate)
-        tables.append(tuple(table))
-    return tuple(tables)
+    columns = (max_ngram - 1) * heads
+    primes = islice(filter(is_prime, count(base)), layers * columns)
+    return tuple(tuple(islice(primes, columns)) for _ in range(layers))

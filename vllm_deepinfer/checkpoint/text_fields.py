@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from .checks import MAX_COLUMNS, engram_columns
 from .config import TextConfig
 from .engram import compressed_token_map
 from .errors import ConfigError
@@ -166,6 +167,8 @@ def _complete_engram(text: dict[str, Any], overrides: dict[str, Any]) -> dict[st
     names = ("engram_max_ngram_size", "engram_n_heads", "engram_vocab_size")
     sizes = [text.get(name, 0) for name in names]
     if "engram_num_embeddings" in overrides or not all(type(size) is int and size > 0 for size in sizes):
+        return text
+    if engram_columns(*sizes[:2]) > MAX_COLUMNS:
         return text
     primes = bucket_primes(
         layers=len(text["engram_layer_ids"]), max_ngram=sizes[0], heads=sizes[1], base=sizes[2]

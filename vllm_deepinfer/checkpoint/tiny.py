@@ -70,7 +70,7 @@ def write_checkpoint(
         ConfigError: The options describe no model.
         CheckpointError: The folder is in use, or the disk has no room.
     """
-    out = Path(os.path.abspath(out))
+    out = Path(os.path.realpath(out))  # a link stays, and what it leads to is written
     tokenizer = options.build_tokenizer()
     fields = options.build_config(tokenizer)
     config = V41Config.from_dict(fields)
