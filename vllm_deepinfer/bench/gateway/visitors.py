@@ -81,13 +81,14 @@ def _body(path: str, stream: bool, tokens: int, rng: Random) -> dict[str, Any]:
 
 async def visit(port: int, what: Visit, lost: Callable[[str], None] = lambda why: None) -> Outcome:
     """Make one visit; tells `lost` why, if it was. Never raises."""
-    seen = bytearray()
+    seen, stages = bytearray(), ["nothing"]
     try:
         async with asyncio.timeout(PATIENCE_S):
-            outcome = await _visit(port, what, seen)
+            outcome = await _visit(port, what, seen, stages)
             why = f"answer ended {bytes(seen[-200:])!r}"
     except TimeoutError:
-        outcome, why = Outcome.LOST, f"no end within {PATIENCE_S:g} s after {bytes(seen[-200:])!r}"
+        outcome = Outcome.LOST
+        why = f"no end within {PATIENCE_S:g} s, done so far: {stages[-1]}, and seen {bytes(seen[-200:])!r}"
     except OSError as error:
         outcome, why = Outcome.CUT if what.manner is Manner.STOP_READING else Outcome.LOST, repr(error)
     if outcome is Outcome.LOST:
@@ -95,20 +96,23 @@ async def visit(port: int, what: Visit, lost: Callable[[str], None] = lambda why
     return outcome
 
 
-async def _visit(port: int, what: Visit, answer: bytearray) -> Outcome:
+async def _visit(port: int, what: Visit, answer: bytearray, stages: list[str]) -> Outcome:
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
     connection.setblocking(False)
     await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=connection, limit=8192)
+    stages.append("connected")
     try:
         head = f"POST {what.path} HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n"
         writer.write(f"{head}content-length: {len(what.body)}\r\n\r\n".encode() + what.body)
+        stages.append("asked")
         if what.manner is Manner.LEAVE_EARLY:
             await asyncio.sleep(what.pause_s / 10)
             return Outcome.LEFT
         if what.manner in (Manner.LEAVE, Manner.DAWDLE, Manner.STOP_READING):
             answer += await reader.read(what.bytes_before)
+            stages.append("read the beginning")
             if what.manner is Manner.LEAVE:
                 return Outcome.LEFT
             await asyncio.sleep(what.pause_s if what.manner is Manner.DAWDLE else 3.0)
