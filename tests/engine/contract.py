@@ -274,8 +274,7 @@ class EngineContract:
     async def test_one_call_serves_all_streams_of_a_step(self, engine: Engine) -> None:
         sink = Recorder()
         requests = [request_of(prompt_of(engine, 6, 200 + i), max_tokens=24) for i in range(12)]
-        for request in requests:
-            await engine.submit(request, sink)
+        await asyncio.gather(*(engine.submit(request, sink) for request in requests))
         await sink.ended(*(request.request_id for request in requests))
         deltas = sum(map(len, sink.calls))
         assert deltas / len(sink.calls) > 6, "twelve streams in lockstep share calls"
@@ -303,7 +302,9 @@ class EngineContract:
         for request in requests:
             await engine.submit(request, sink)
         assert engine.load().active_requests == 3
-        assert engine.load().queued_prompt_tokens == 60
+        # Those that a step has not reached yet; an engine in another process may have begun meanwhile.
+        queued = engine.load().queued_prompt_tokens
+        assert queued in (0, 20, 40, 60) and (queued == 60 or sink.calls)
         for request in requests:
             await sink.started(request.request_id, 3)
         during = engine.load()

@@ -1,0 +1,1 @@
+"""The cluster: pools of engine replicas behind gateways."""
