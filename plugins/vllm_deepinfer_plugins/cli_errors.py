@@ -6,16 +6,23 @@ excepthook into that process, and into no other: what it does not know goes to t
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import multiprocessing
 import os
 import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from pydantic import ValidationError
 
 from vllm_deepinfer.errors import UserError
 
 EXIT_CODE = 2
+RELAY = "DEEPINFER_REFUSAL_FILE"
+"""Environment variable: the file in which an engine's process leaves its sentence for the command line's."""
 
 
 def sentence_of(error: BaseException | None) -> str | None:
@@ -39,9 +46,11 @@ def install() -> None:
     if Path(sys.argv[0]).name != "vllm" or getattr(sys.excepthook, "deepinfer", False):
         return
     before = sys.excepthook
+    if multiprocessing.parent_process() is None:
+        _open_relay()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sentence = sentence_of(error)
+        sentence = sentence_of(error) or _relayed()
         if sentence is None:
             before(kind, error, trace)
             return
@@ -51,3 +60,38 @@ def install() -> None:
 
     hook.deepinfer = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def refuse(error: UserError) -> NoReturn:
+    """Refuse to start from within an engine's process.
+
+    vLLM logs any exception there with its stack trace, and raises one of its own, with another, in the
+    process of the command line. Where that is `vllm`, the sentence is left for it and this one just ends.
+
+    Raises:
+        SystemExit: In such a process. UserError: `error`, anywhere else.
+    """
+    relay = os.environ.get(RELAY)
+    if relay is None or multiprocessing.parent_process() is None:
+        raise error
+    Path(relay).write_text(str(error))
+    raise SystemExit(EXIT_CODE)  # the one exception that vLLM's engine process ends on without a word
+
+
+def _open_relay() -> None:
+    handle, path = tempfile.mkstemp(prefix="deepinfer-refusal-")
+    os.close(handle)
+    os.environ[RELAY] = path
+    atexit.register(lambda: Path(path).unlink(missing_ok=True))
+
+
+def _relayed() -> str | None:
+    """What an engine's process has left; the file goes with it, because `os._exit` runs no exit handlers."""
+    path = os.environ.get(RELAY)
+    if path is None:
+        return None
+    with contextlib.suppress(OSError):
+        sentence = Path(path).read_text()
+        Path(path).unlink()
+        return sentence or None
+    return None

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.scheduler import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.policy.itl_control import ItlControl
 from vllm_deepinfer.policy.prefill_order import Order
 from vllm_deepinfer.policy.step_cost import Features, StepCost, Work
 from vllm_deepinfer.policy.step_cost_learner import StepCostLearner
 
+from ..cli_errors import refuse
 from ..settings import Settings
 from . import refusals
 from .attention import bound_of
@@ -48,15 +50,11 @@ class TimeBudget(Behind):
     schedules_ahead = False
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
-        """As vLLM's. UserError: settings, or this class, do not fit; nothing has been started then."""
-        settings = Settings.read(vllm_config.additional_config)
-        refusals.check_target(settings)
-        refusals.check_class(self.schedules_ahead, bool(vllm_config.scheduler_config.async_scheduling))
-        empty = _empty_cost(settings, vllm_config, kv_cache_config)
-        self._keeper = FitKeeper(settings.step_cost_file, vllm_config)
-        known = self._keeper.read(empty)
-        if known is not None:
-            refusals.check_reachable(settings, known)
+        """As vLLM's. UserError: settings, or this class, do not fit."""
+        try:
+            settings, empty, known = self._checked(vllm_config, kv_cache_config)
+        except UserError as error:
+            refuse(error)
         self._learner = StepCostLearner(empty, known)
         self._meter = Meter(self._learner, ItlControl(settings.itl_percentile))
         self._clock = time.perf_counter
@@ -78,6 +76,18 @@ class TimeBudget(Behind):
             logger.info(
                 "No step cost is known for this model and machine: the first steps are used to learn it."
             )
+
+    def _checked(self, vllm_config: Any, kv_cache_config: Any) -> tuple[Settings, StepCost, StepCost | None]:
+        """The settings, the cost model without coefficients, and the one that was saved, if it fits."""
+        settings = Settings.read(vllm_config.additional_config)
+        refusals.check_target(settings)
+        refusals.check_class(self.schedules_ahead, bool(vllm_config.scheduler_config.async_scheduling))
+        empty = _empty_cost(settings, vllm_config, kv_cache_config)
+        self._keeper = FitKeeper(settings.step_cost_file, vllm_config)
+        known = self._keeper.read(empty)
+        if known is not None:
+            refusals.check_reachable(settings, known)
+        return settings, empty, known
 
     def add_request(self, request: Request) -> None:
         self._planner.expect(request, self._prefix_hit(request))
