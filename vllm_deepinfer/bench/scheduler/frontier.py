@@ -19,11 +19,13 @@ def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 def at(points: Iterable[tuple[float, float]], p99: float) -> float | None:
     """Throughput at this p99, between two settings on the logarithm of p99: as if chunks had every size.
 
-    None below the smallest p99 that any setting reaches; above the largest, the largest throughput.
+    Above the largest p99 that any setting reaches, the largest throughput. Below the smallest, None, but for
+    3 %: p99s that close are the same.
     """
     best = frontier(points)
-    if not best or p99 < best[0][0]:
+    if not best or p99 < 0.97 * best[0][0]:
         return None
+    p99 = max(p99, best[0][0])
     for (low, less), (high, more) in pairwise(best):
         if p99 < high:
             share = math.log(p99 / low) / math.log(high / low)
