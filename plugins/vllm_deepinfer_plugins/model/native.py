@@ -21,9 +21,9 @@ from .tiles import RowTiles
 
 
 def has_kernels_for(config: TextConfig) -> bool:
-    """Whether the attention kernels take a model: channels in multiples of 32, not too many index heads."""
+    """Whether the attention kernels take a model: channels in multiples of 32."""
     sizes = (config.head_dim, config.index_head_dim)
-    return all(size % BLOCK == 0 for size in sizes) and config.index_n_heads <= BLOCK
+    return all(size % BLOCK == 0 for size in sizes)
 
 
 class NativePagedSequence(PagedSequence):
