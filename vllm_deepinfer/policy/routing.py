@@ -249,6 +249,32 @@ def choose_decode(
     return _first(ranked, all_marked=bool(roomy) and marked.issuperset(roomy))
 
 
+def choose_aggregated(
+    prefill: Mapping[str, PrefillLoad],
+    decode: Mapping[str, DecodeLoad],
+    seconds: float,
+    kv_tokens: int,
+    cost: DecodeCost,
+    ledger: Ledger,
+    now: float,
+    *,
+    marked: frozenset[str] = frozenset(),
+    staleness: Staleness = Staleness(),
+) -> Choice | None:
+    """For workers that do both: the soonest first token, then the shortest step, among those that have room.
+
+    Arguments as of `choose_prefill` and `choose_decode`; both mappings have the same workers.
+    """
+    ranked, roomy = [], []
+    for worker in decode:
+        step = choose_decode({worker: decode[worker]}, kv_tokens, cost, ledger, now, staleness=staleness)
+        first = choose_prefill({worker: prefill[worker]}, seconds, ledger, now, staleness=staleness)
+        if step is not None and first is not None:
+            roomy.append(worker)
+            ranked.append((worker in marked, first.stale or step.stale, first.cost_s + step.cost_s, worker))
+    return _first(ranked, all_marked=bool(roomy) and marked.issuperset(roomy))
+
+
 def _backlog(load: PrefillLoad, coming: Sequence[Assigned], now: float) -> float:
     """Seconds of work left now: a worker does a second of it per second, and none before it has arrived."""
     left, at = load.outstanding_s, load.at
