@@ -30,8 +30,8 @@ class Settings(BaseModel):
         itl_percentile: Which percentile of all inter-token latencies the target is for.
         step_budget_ms: Instead of itl_target_ms: what a step may be predicted to take, uncorrected.
         prefill_order: Who goes first: the shortest, with ageing; first come first served; priority.
-        prefill_tile: Chunks are multiples of this many tokens, which kernels compute at once. None: 32 on a
-            CPU, 128 elsewhere.
+        prefill_tile: A cut step has a multiple of this many rows, decodes included: what kernels compute at
+            once, or a graph holds. None: 32 on a CPU, 128 elsewhere.
         step_cost_file: Where the fitted cost model is kept. None: in vLLM's cache folder.
         native_kernels: Compile the CPU's bfloat16 kernels with the machine's C compiler and use them.
     """

@@ -43,7 +43,9 @@ def test_a_chunk_is_the_largest_that_fits(
     """Brute force over every size: all that is wanted, or the last tile end that fits."""
     budget = StepBudget(cost, decodes, limit, cap)
     most = min(wanted, cap)
-    ends = [n for n in range(1, most + 1) if n == most or (decodes.tokens + n) % cost.tile == 0]
+    ends = [
+        n for n in range(1, most + 1) if n == most or (decodes.tokens + decodes.decodes + n) % cost.tile == 0
+    ]
     fitting = [n for n in ends if budget.fits(context, n)]
     assert budget.chunk(context, wanted) == max(fitting, default=0)
 
@@ -117,7 +119,7 @@ def test_the_same_budget_buys_less_at_a_longer_context() -> None:
     sizes = [
         StepBudget(TWO_CORE_DENSE, decodes, 0.04, 8_192).chunk(x, 30_000) for x in (0, 4_096, 16_384, 65_536)
     ]
-    assert sizes == [672, 288, 96, 0]
+    assert sizes == [668, 284, 92, 0]  # with the four decodes, whole tiles
 
 
 def test_a_cached_prefix_costs_what_is_left_of_it() -> None:
@@ -135,7 +137,7 @@ def test_a_chunk_that_would_cost_more_to_start_than_to_compute_waits() -> None:
     assert not lone.worthwhile(16_384, 32)
     assert plan(lone, [Prefill("near", 0, 1), Prefill("far", 16_384, 9_000)]) == {"near": 1}
     again = StepBudget(TWO_CORE_DENSE, Features(decodes=1), 0.024, 8_192)
-    assert plan(again, [Prefill("far", 16_384, 9_000)]) == {"far": 32}
+    assert plan(again, [Prefill("far", 16_384, 9_000)]) == {"far": 31}
 
 
 def test_patience() -> None:
@@ -204,7 +206,7 @@ def test_the_same_on_two_cores_where_reading_the_context_alone_exceeds_the_budge
     lines = Table(TWO_CORE_DENSE, limit=0.04).run(1, [200_000])
     over = [index for index, (seconds, _) in enumerate(lines) if seconds > 0.04]
     assert over and all(b - a >= 8 for a, b in pairwise(over))
-    assert all(lines[index][1] == {"0": 32} for index in over)
+    assert all(lines[index][1]["0"] <= 32 for index in over)
     assert sum(sum(chunks.values()) for _, chunks in lines) == 200_000
 
 

@@ -62,8 +62,8 @@ class StepBudget:
     def chunk(self, context: int, wanted: int) -> int:
         """The largest chunk after `context` that fits: all of `wanted`, or up to the end of a tile.
 
-        Tokens of a step share its tiles: a chunk that follows 100 tokens ends where 100 + n is a multiple.
-        0: not even the smallest fits.
+        All rows of a step share its tiles, and its graph size on a GPU: a chunk beside 4 decodes and 100
+        other tokens ends where 104 + n is a multiple. 0: not even the smallest fits.
         """
         wanted = min(wanted, self.tokens_left)
         if wanted <= 0:
@@ -71,7 +71,8 @@ class StepBudget:
         if self.fits(context, wanted):
             return wanted
         tile = self._cost.tile
-        first = tile - int(self.used.tokens) % tile  # tokens up to the end of the tile that is begun
+        rows = int(self.used.tokens + self.used.decodes)
+        first = tile - rows % tile  # tokens up to the end of the tile that is begun
         low, high = 0, (wanted - first) // tile + 1  # numbers of tile ends that fit, that may not
         while low < high:
             middle = (low + high + 1) // 2

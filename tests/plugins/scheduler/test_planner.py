@@ -58,7 +58,7 @@ def test_decodes_are_charged_first_and_prefills_get_what_is_left() -> None:
     step, order = prepare(made, [decode("d"), request("p", 9_000, 512, status=RequestStatus.RUNNING)])
     assert step.limit == pytest.approx(0.04 / FIRST_MARGIN) and step.decodes == 1
     assert (step.live.used.decodes, step.live.used.decode_context) == (1, 1_000)
-    assert [p.key for p in order] == ["p"] and step.plan["p"] % 32 == 0
+    assert [p.key for p in order] == ["p"] and (step.plan["p"] + 1) % 32 == 0
     step.charge("p", 512, step.plan["p"])
     assert 0.8 * step.limit < step.live.predicted <= step.limit
 

@@ -73,7 +73,7 @@ def test_decodes_are_in_every_step_and_a_long_prompt_does_not_hold_them_up(llm: 
     while_prefilling = [s for s in found.steps if "4" in s and s["4"] > 1]
     assert len(while_prefilling) >= 5
     assert all(s[str(i)] == 1 for s in while_prefilling for i in range(4))
-    assert all(s["4"] % 32 == 0 for s in while_prefilling[:-1])
+    assert all((s["4"] + 4) % 32 == 0 for s in while_prefilling[:-1])
     sizes = [s["4"] for s in while_prefilling]
     assert sizes[0] >= sizes[-2]  # the same time buys less at a longer context
     within_budget(found)
