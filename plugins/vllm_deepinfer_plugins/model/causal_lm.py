@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
-from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from vllm_deepinfer.checkpoint.config import V41Config
-from vllm_deepinfer.checkpoint.engram import EngramHash
 from vllm_deepinfer.checkpoint.verify import INDEX, SINGLE
 
 from ..kernels import Kernels
 from ..kernels.prepare import load_or_warn
 from ..settings import Settings
 from .backbone import Backbone
+from .hashes import engram_hash
 from .native import NativePagedSequence, has_kernels_for
 from .packing import pack
 from .paged import PagedSequence, Stores
@@ -52,7 +50,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         self.tiles = RowTiles(ROWS if settings.invariant else None)
         self._wants_kernels = settings.native_kernels
         self._kernels: Kernels | None = None
-        self.backbone = Backbone(config, engram_hash(vllm_config), self.dtype)
+        self.backbone = Backbone(config, engram_hash(vllm_config.model_config), self.dtype)
         self.stores = _make_stores(vllm_config, f"{prefix}." if prefix else "")
         # Modules, so that vLLM and a caller that lists modules see the stores.
         self._paged = nn.ModuleList([*self.stores.tokens.values(), *self.stores.entries.values()])
@@ -120,23 +118,6 @@ class DeepseekV41ForCausalLM(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Fill the backbone from released tensors; returns the names of the filled parameters."""
         return {f"backbone.{name}" for name in load_into(self.backbone, weights, self.dtype)}
-
-
-def engram_hash(vllm_config: VllmConfig) -> EngramHash | None:
-    """The Engram hash of the checkpoint's tokenizer, or None for a config without Engram layers.
-
-    Raises:
-        ConfigError: The tokenizer's compressed vocabulary is not the config's.
-    """
-    model = vllm_config.model_config
-    config = V41Config.from_dict(model.hf_config.to_dict()).text_config
-    if not any(plan.engram is not None for plan in config.schedule()):
-        return None
-    source = model.tokenizer or model.model
-    data = get_hf_file_bytes("tokenizer.json", source, model.tokenizer_revision)
-    if data is None:
-        raise ValueError(f"{source} has no tokenizer.json, which Engram's token map is made from: add it")
-    return EngramHash.build(config, Tokenizer.from_buffer(data))
 
 
 def _make_stores(vllm_config: VllmConfig, prefix: str) -> Stores:

@@ -21,6 +21,7 @@ from vllm_deepinfer.checkpoint.layout import verify_headers
 
 from ..kernels.prepare import prepare_kernels
 from ..settings import Settings
+from .hashes import engram_hash
 
 NATIVE_NAME = "DeepseekV41ForCausalLM"
 PORTABLE_NAME = "DeepInferV41ForCausalLM"
@@ -41,6 +42,7 @@ class V41ConfigHook(DeepseekV4ForCausalLMConfig):
         if native_class_exists() and PORTABLE_NAME not in _architectures(model_config):
             DeepseekV4ForCausalLMConfig.verify_and_update_model_config(model_config)
         else:
+            refuse_quantization(model_config)
             _correct(model_config)
 
     @staticmethod
@@ -110,6 +112,20 @@ def refuse(vllm_config: VllmConfig) -> None:
     folder = Path(model.model)
     if folder.is_dir() and str(vllm_config.load_config.load_format) != "dummy":
         verify_headers(folder, config)
+    if Path(model.tokenizer or folder).is_dir():
+        engram_hash(model)
+
+
+def refuse_quantization(model_config: ModelConfig) -> None:
+    """Raise one sentence for `--quantization`, which this class would pass over.
+
+    Called before vLLM resolves the method: what is there comes from the user.
+    """
+    if model_config.quantization is not None:
+        raise ConfigError(
+            f"--quantization is {model_config.quantization}, but the portable DeepSeek-V4.1 class decodes "
+            "the released weights itself: leave the flag out"
+        )
 
 
 def _only(flag: str, value: object, legal: str) -> str:

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 import torch
 from vllm_deepinfer_plugins.model import causal_lm
-from vllm_deepinfer_plugins.model.causal_lm import DeepseekV41ForCausalLM, engram_hash
+from vllm_deepinfer_plugins.model.causal_lm import DeepseekV41ForCausalLM
 from vllm_deepinfer_plugins.model.sequence import Store
 from vllm_deepinfer_plugins.model.tiles import ROWS
 from vllm_deepinfer_plugins.model.weights import load_backbone, read_tensors
-
-from vllm_deepinfer.errors import UserError
 
 from . import engines
 from .blocks import make_stores
@@ -186,16 +184,3 @@ def test_which_files_hold_weights(tmp_path: Path) -> None:
     sharded = tiny(tmp_path, vocab=VOCAB, layers=3)  # vLLM goes by an index where there is one
     shutil.copy(FIXTURES / NAMES[0] / "tokenizer.json", sharded)
     assert DeepseekV41ForCausalLM(vllm_config=vllm_config(sharded)).allow_patterns_overrides is None
-
-
-def test_engrams_hash_is_the_tokenizers(tmp_path: Path) -> None:
-    hashes = engram_hash(vllm_config())
-    assert hashes is not None and hashes.max_ngram == 3
-    assert engram_hash(vllm_config(engram_layer_ids=[], engram_num_embeddings=[])) is None
-    with pytest.raises(ValueError, match=r"has no tokenizer\.json, .*: add it"):
-        engram_hash(vllm_config(tmp_path))
-
-
-def test_a_tokenizer_that_compresses_to_another_size() -> None:
-    with pytest.raises(UserError, match=r"engram_compressed_vocab_size is 419, but .* compress to 420"):
-        engram_hash(vllm_config(engram_compressed_vocab_size=419))

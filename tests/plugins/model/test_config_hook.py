@@ -55,9 +55,11 @@ def engine_config(folder: Path | str = "/nowhere", text: Change | None = None, *
         model_config=SimpleNamespace(
             dtype=torch.float32,
             model=str(folder),
+            tokenizer=None,
+            tokenizer_revision=None,
             hf_config=hf,
             hf_text_config=hf,
-            quantization="fp8",
+            quantization=None,
             model_arch_config=Arch(),
         ),
         lora_config=None,
@@ -153,6 +155,24 @@ def test_checkpoints_that_do_not_fit(
     refuse(engine_config(folder, load_format="dummy"))
 
 
+def test_a_tokenizer_that_does_not_fit(tmp_path: Path) -> None:
+    folder = checkpoint(NAMES[0], tmp_path)
+    config = engine_config(folder, {"engram_compressed_vocab_size": 419})
+    assert refusal(config).startswith("text_config.engram_compressed_vocab_size is 419, but the tokenizer's")
+    (folder / "tokenizer.json").unlink()
+    assert "has no tokenizer.json" in refusal(engine_config(folder, load_format="dummy"))
+    other = tmp_path / "other"
+    other.mkdir()
+    assert f"{other} has no tokenizer.json" in refusal(engine_config(tokenizer=str(other)))
+    refuse(engine_config(folder, {"engram_layer_ids": [], "engram_num_embeddings": []}, load_format="dummy"))
+
+
+def test_a_quantisation_that_nobody_would_apply() -> None:
+    config = engine_config(quantization="awq")
+    with pytest.raises(UserError, match=r"--quantization is awq, but .*: leave the flag out"):
+        V41ConfigHook.verify_and_update_model_config(config.model_config)
+
+
 def test_a_damaged_file(tmp_path: Path) -> None:
     folder = checkpoint(NAMES[0], tmp_path)
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
@@ -217,7 +237,7 @@ def test_vllms_class_stays_where_it_has_one(native: list[str]) -> None:
 
 
 def test_unless_additional_config_asks_for_ours(native: list[str]) -> None:
-    config = quantised(additional_config={"deepinfer": {"portable_model": True}})
+    config = quantised(quantization="fp8", additional_config={"deepinfer": {"portable_model": True}})
     V41ConfigHook.verify_and_update_config(config)
     assert native == []
     assert config.model_config.hf_config.architectures == [PORTABLE_NAME]
