@@ -5,12 +5,14 @@ accounting.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -43,8 +45,11 @@ class Child:
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            pass
+        # Its whole group: an engine core outlives a server that did not get to stop it.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     @property
     def pid(self) -> int:
