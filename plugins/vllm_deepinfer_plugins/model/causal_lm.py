@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vllm.logger import init_logger
 from vllm_deepinfer.checkpoint.config import V41Config
 from vllm_deepinfer.checkpoint.verify import INDEX, SINGLE
 
-from ..kernels import Kernels
+from ..kernels import Kernels, suspended
 from ..kernels.prepare import load_or_warn
 from ..settings import Settings
 from .backbone import Backbone
@@ -79,6 +80,11 @@ class DeepseekV41ForCausalLM(nn.Module):
             )
         if not self._ready:
             self._prepare(input_ids.device)
+        # Kernels are on for a whole process, in which another engine may have asked for them.
+        with suspended() if self._kernels is None else nullcontext():
+            return self._forward(input_ids, positions)
+
+    def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         metadata = get_forward_context().attn_metadata
         if metadata is None:
             return self._profile(input_ids)
@@ -127,11 +133,12 @@ def _make_stores(vllm_config: VllmConfig, prefix: str) -> Stores:
     if any(plan.engram is not None for plan in config.schedule()):
         name, depth = f"{prefix}layers.0.ids", config.engram_max_ngram_size
         tokens[Store.IDS, 0] = PagedStore(vllm_config, name, 1, torch.int32, window=depth)
+    reach = max(config.sliding_window, 2)  # vLLM's prefix cache never hits behind a window of one token
     for plan in config.schedule():
         layer = f"{prefix}layers.{plan.index}.attn"
         size = config.head_dim
         tokens[Store.WINDOW, plan.index] = PagedStore(
-            vllm_config, f"{layer}.window", size, CACHE_DTYPE, window=config.sliding_window
+            vllm_config, f"{layer}.window", size, CACHE_DTYPE, window=reach
         )
         if plan.owns_kv:
             channels = size + config.index_head_dim

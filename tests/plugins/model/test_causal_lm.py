@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm_deepinfer_plugins.kernels import active, load
 from vllm_deepinfer_plugins.model import causal_lm
 from vllm_deepinfer_plugins.model.causal_lm import DeepseekV41ForCausalLM
 from vllm_deepinfer_plugins.model.sequence import Store
@@ -138,6 +139,13 @@ def test_stores(name: str) -> None:
     assert all(prefix.startswith("model.layers.") for prefix in registered)
 
 
+@pytest.mark.parametrize(("window", "kept"), [(1, 2), (2, 2), (3, 3)])
+def test_a_window_of_one_token_keeps_two_for_the_prefix_cache(window: int, kept: int) -> None:
+    module = DeepseekV41ForCausalLM(vllm_config=vllm_config(sliding_window=window))
+    windows = {store.window for (kind, _), store in module.stores.tokens.items() if kind is Store.WINDOW}
+    assert windows == {kept}
+
+
 def test_no_store_for_what_a_model_does_not_have() -> None:
     text: dict[str, Any] = {"engram_layer_ids": [], "engram_num_embeddings": []}
     module = DeepseekV41ForCausalLM(vllm_config=vllm_config(**text))
@@ -155,6 +163,28 @@ def test_without_caches_the_plain_form(
     assert hidden.shape == (300, 64)
     assert not hidden[causal_lm.PROFILE_TOKENS :].any()
     assert_parity(backbone().whole(ids[:20].unsqueeze(0))[0], model.compute_logits(model(ids[:20], None)))
+
+
+@pytest.mark.parametrize("settings", [{"batch_invariant": True}, {"native_kernels": False}])
+def test_kernels_of_another_engine_in_the_process_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(causal_lm, "get_forward_context", lambda: SimpleNamespace(attn_metadata=None))
+    config = vllm_config()
+    config.model_config.dtype, config.additional_config = torch.bfloat16, {"deepinfer": settings}
+    module = DeepseekV41ForCausalLM(vllm_config=config)
+    module.load_weights(read_tensors(FIXTURES / NAMES[0]))
+    module._ready = True  # unpacked: without vLLM's operators
+    loaded, used = load(), []
+    monkeypatch.setattr(loaded, "enter", lambda *_: used.append("enter"))
+    monkeypatch.setattr(loaded, "rows", lambda *_, **__: used.append("rows"))
+    ids = token_ids(9)
+    with torch.no_grad():
+        hidden = module(ids, torch.arange(9))
+    assert used == []
+    with torch.no_grad():
+        assert active(hidden) is loaded, "the other engine keeps them"
+    assert hidden.isfinite().all()
 
 
 def test_logits_of_no_rows(model: DeepseekV41ForCausalLM) -> None:
