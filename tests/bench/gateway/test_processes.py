@@ -14,7 +14,8 @@ from vllm_deepinfer.bench.gateway.processes import Child, free_port
 # A server whose helper process outlives it, as an engine core does, and which says the helper's id.
 SERVER = """
 import subprocess, sys, time
-helper = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, 1); time.sleep(600)"])
+stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+helper = subprocess.Popen([sys.executable, "-c", stubborn])
 print(helper.pid, flush=True)
 for line in sys.stdin:
     print("answer to " + line.strip(), flush=True)

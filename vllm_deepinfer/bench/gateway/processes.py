@@ -42,10 +42,8 @@ class Child:
 
     def __exit__(self, *error: object) -> None:
         self._process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            pass
         # Its whole group: an engine core outlives a server that did not get to stop it.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
