@@ -52,6 +52,7 @@ class StepCostLearner:
         self._usable = known is not None
         self._samples = Samples()
         self._recent: dict[bool, deque[Sample]] = {side: deque(maxlen=RECENT) for side in (False, True)}
+        self._ratios: dict[bool, deque[float]] = {side: deque(maxlen=RECENT) for side in (False, True)}
         self._errors: deque[float] = deque(maxlen=ERRORS)
         self._scaled: dict[bool, StepCost] = {}
         self._surprises = 0
@@ -98,7 +99,7 @@ class StepCostLearner:
             self._note_error((self.predict(features) - seconds) / seconds)
         prefill = features.tokens > 0
         self._recent[prefill].append(self._samples.add(features, seconds))
-        self._scaled.pop(prefill, None)
+        self._note_ratio(prefill, self._fitted.seconds(features), seconds)
         self._since_refit += 1
         if not self._due():
             return False
@@ -123,20 +124,24 @@ class StepCostLearner:
     def _refit(self) -> None:
         samples = self._samples.all()
         self._fitted = fit(samples, self._fitted)
-        self._scaled.clear()
+        for prefill, recent in self._recent.items():
+            self._ratios[prefill].clear()
+            for sample in recent:
+                self._note_ratio(prefill, self._fitted.seconds(sample.features), sample.seconds)
         self.refits += 1
         self._since_refit = self._surprises = 0
         if not self._usable:
             errors = [abs(self._fitted.seconds(s.features) - s.seconds) / s.seconds for s in samples]
             self._usable = median(errors) <= LARGEST_ERROR
 
+    def _note_ratio(self, prefill: bool, fitted: float, seconds: float) -> None:
+        if fitted > 0:
+            self._ratios[prefill].append(seconds / fitted)
+        self._scaled.pop(prefill, None)
+
     def _factor(self, prefill: bool) -> float:
-        recent = self._recent[prefill]
-        if len(recent) < 4:
-            return 1.0
-        ratios = [s.seconds / fitted for s in recent if (fitted := self._fitted.seconds(s.features)) > 0]
-        low, high = FACTOR_BOUNDS
-        return min(max(median(ratios), low), high) if ratios else 1.0
+        ratios, (low, high) = self._ratios[prefill], FACTOR_BOUNDS
+        return min(max(median(ratios), low), high) if len(ratios) >= 4 else 1.0
 
 
 def scaled(cost: StepCost, factor: float) -> StepCost:

@@ -100,7 +100,7 @@ class Planner:
     def prepare(
         self, running: Iterable[Request], queues: tuple[Iterable[Request], RankedQueue], most_tokens: int
     ) -> tuple[Step, list[Prefill]]:
-        """What the next step may hold, and the prefills in their order.
+        """What the next step may hold, and the prefills in their order, up to the last that was considered.
 
         Args:
             running: vLLM's running requests.
@@ -115,9 +115,10 @@ class Planner:
             left = min(left, self._probe(cost.tile)) if self._probes < PROBES else left
             return Step(StepBudget(cost, survey.decodes, math.inf, left), None, False, decodes, math.inf), []
         limit = self._limit(survey.itl_target) if decodes else math.inf
-        order = list(self._in_order(survey.prefills, queues))
+        order: list[Prefill] = []  # as far as the plan looks: the rest of the queue costs nothing
         forced = self.patience.exhausted and limit < math.inf
-        planned = plan(StepBudget(cost, survey.decodes, limit, left), order, cost.tile if forced else 0)
+        ranked = _noting(self._in_order(survey.prefills, queues), order)
+        planned = plan(StepBudget(cost, survey.decodes, limit, left), ranked, cost.tile if forced else 0)
         return Step(StepBudget(cost, survey.decodes, limit, left), planned, forced, decodes, limit), order
 
     def settle(self, step: Step, order: list[Prefill], scheduled: Callable[[str], bool]) -> None:
@@ -172,6 +173,7 @@ class Planner:
         prefills: list[tuple[Request, int, int]],
         queues: tuple[Iterable[Request], RankedQueue],
     ) -> Iterator[Prefill]:
+        """Running and waiting prefills by rank, one at a time."""
         here = sorted(
             ((self._rank(r, x, n), Prefill(r.request_id, x, n)) for r, x, n in prefills),
             key=lambda entry: entry[0],
@@ -222,3 +224,9 @@ class Planner:
             ttft_target=self._targets.get(request.request_id, NONE).ttft,
         )
         return rank(claim, order)
+
+
+def _noting(prefills: Iterator[Prefill], seen: list[Prefill]) -> Iterator[Prefill]:
+    for prefill in prefills:
+        seen.append(prefill)
+        yield prefill

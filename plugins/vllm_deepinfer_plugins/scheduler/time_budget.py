@@ -62,6 +62,7 @@ class TimeBudget(Behind):
         self._reports: list[StepReport] = []
         self._complaints = Complaints(settings.itl_target_ms)
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+        self._most_decode = 1 + self.num_spec_tokens
         self._planner = Planner(
             self._learner,
             self._meter.control,
@@ -69,7 +70,7 @@ class TimeBudget(Behind):
             target=settings.itl_target_ms and settings.itl_target_ms / 1e3,
             budget=settings.step_budget_ms and settings.step_budget_ms / 1e3,
             by_priority=self.policy == SchedulingPolicy.PRIORITY,
-            most_decode=1 + self.num_spec_tokens,
+            most_decode=self._most_decode,
         )
         self.waiting = RankedQueue(self._planner.rank)
         if known is None:
@@ -109,12 +110,14 @@ class TimeBudget(Behind):
     def _reserve_prefill_lookahead(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
+        running = request.status is RequestStatus.RUNNING
+        if running and 0 < num_new_tokens <= self._most_decode and self.num_prefill_lookahead <= 1:
+            return num_new_tokens  # a decode, charged already; vLLM's own rule is idle: the shortest way
         tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         step = self._step
         if step is None or tokens <= 0:
             return tokens
-        running = request.status == RequestStatus.RUNNING
-        if tokens <= 1 + self.num_spec_tokens:  # a decode is never cut; running ones are charged already
+        if tokens <= self._most_decode:  # a decode is never cut
             if not running:
                 work = Work(num_computed_tokens, draft_tokens=tokens - 1)
                 step.decode(self._learner.fitted.features(work))
@@ -193,7 +196,7 @@ class TimeBudget(Behind):
         cost, features, chunks = self._learner.fitted, Features(), []
         for request_id, tokens in scheduled.items():
             context = self.requests[request_id].num_computed_tokens - tokens  # already advanced
-            if tokens > 1 + self.num_spec_tokens:
+            if tokens > self._most_decode:
                 chunks.append(tokens)
                 work = Work(context, prefill_tokens=tokens)
             else:

@@ -48,9 +48,14 @@ def planner(
 
 
 def prepare(made: Planner, running: list[Any], waiting: list[Any] = [], most: int = 8_192) -> Any:  # noqa: B006
+    """The step, and the whole order that its plan was made from."""
     queue = RankedQueue(made.rank)
     queue.prepend_requests(waiting)
-    return made.prepare(running, ((), queue), most)
+    survey = made._survey(running, made._learner.cost())
+    order = list(made._in_order(survey.prefills, ((), queue))) if made._learner.usable else []
+    step, considered = made.prepare(running, ((), queue), most)
+    assert considered == order[: len(considered)]
+    return step, order
 
 
 def test_decodes_are_charged_first_and_prefills_get_what_is_left() -> None:
@@ -148,6 +153,8 @@ def test_requests_with_loaded_kv_are_planned_too() -> None:
     queue.add_request(request("new", 5_000))
     _, order = made.prepare([decode("d")], ([loaded], queue), 8_192)
     assert [(p.key, p.remaining) for p in order] == [("loaded", 16), ("new", 5_000)]
+    _, order = made.prepare([decode("d")], ([], queue), 8_192)
+    assert [p.key for p in order] == ["new"]
 
 
 def test_the_tightest_running_itl_target_sets_the_budget() -> None:
