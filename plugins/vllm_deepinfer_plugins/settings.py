@@ -55,6 +55,8 @@ class Settings(BaseModel):
         Raises:
             SettingsError: One sentence about the first key or value that is wrong.
         """
+        if isinstance(additional_config, dict):
+            _check_outside(additional_config, list(cls.model_fields))
         part = additional_config.get("deepinfer", {}) if isinstance(additional_config, dict) else {}
         if not isinstance(part, dict):
             raise SettingsError(f'additional_config["deepinfer"] is {part!r}: write an object such as {{}}')
@@ -69,6 +71,17 @@ class Settings(BaseModel):
         if self.batch_invariant is not None:
             return self.batch_invariant
         return os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
+
+
+def _check_outside(config: dict[Any, Any], keys: list[str]) -> None:
+    """Other keys belong to others, unless they look like ours: nobody would read the setting."""
+    for key in config:
+        if key in keys:
+            raise SettingsError(
+                f'additional_config has {key} outside "deepinfer": write {{"deepinfer": {{"{key}": ...}}}}'
+            )
+        if key != "deepinfer" and difflib.get_close_matches(str(key).lower(), ["deepinfer"], cutoff=0.75):
+            raise SettingsError(f'additional_config has the unknown key {key}: did you mean "deepinfer"?')
 
 
 def _sentence(error: ValidationError, keys: list[str]) -> str:

@@ -53,9 +53,9 @@ def test_a_mistake_gets_one_sentence_and_status_2(
 
 def test_gateway_key(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["gateway-key", "bob"]) == 0
-    out = capfd.readouterr().out
-    key = re.search(r"sk-deepinfer-[\w-]+", out)
-    assert key is not None
+    out, told = capfd.readouterr()
+    key = re.search(r"sk-deepinfer-[\w-]+", told)
+    assert key is not None and key[0] not in out, "what goes into the key file must not keep the key"
     assert yaml.safe_load(out) == [{"name": "bob", "sha256": digest(key[0])}]
     file = tmp_path / "keys.yaml"
     file.write_text(out)  # the output is a key file
@@ -140,3 +140,16 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
     finally:
         process.terminate()
         process.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [("missing/x.db", "there is no folder"), (".", "is a folder"), ("text.db", "no SQLite file")],
+)
+def test_a_response_db_that_cannot_be_used(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, where: str, says: str
+) -> None:
+    (tmp_path / "text.db").write_text("this is no database" * 100)
+    assert run(["gateway", *MODEL, "--response-db", str(tmp_path / where)]) == 2
+    error = capfd.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and says in error[0] and "--response-db" in error[0]

@@ -115,3 +115,14 @@ def test_the_scheduler_s_settings() -> None:
     assert (settings.itl_target_ms, settings.itl_percentile, settings.prefill_tile) == (40.0, 95.0, 64)
     assert (settings.prefill_order, settings.step_cost_file) == ("fcfs", "/tmp/fit.json")
     assert Settings().itl_target_ms is None and Settings().prefill_order == "shortest"
+
+
+@pytest.mark.parametrize("key", ["deepinfr", "DeepInfer", "deep_infer", "deepinfer_"])
+def test_a_slip_in_our_own_name(key: str) -> None:
+    with pytest.raises(SettingsError, match=f"unknown key {key}: did you mean"):
+        Settings.read({key: {"batch_invariant": True}})
+
+
+def test_a_setting_one_level_too_high() -> None:
+    with pytest.raises(SettingsError, match='has batch_invariant outside "deepinfer"'):
+        Settings.read({"batch_invariant": True})

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -35,7 +37,13 @@ def run(name: str, quick: bool, json: Path | None) -> int:
     benchmark = find(name, installed())
     if json is not None:
         check_writable(json)
-    return load(benchmark)(quick, json)
+    function = load(benchmark)
+    # As Ctrl-C does, so that the processes that a benchmark starts end with it.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        return function(quick, json)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def find(name: str, benchmarks: Mapping[str, EntryPoint]) -> EntryPoint:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import shlex
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,6 +74,7 @@ def gateway(
         raise UserError(f"--model {model}: there is no such folder.")
     if log_level not in ("debug", "info", "warning", "error"):
         raise UserError(f"--log-level {log_level}: choose debug, info, warning or error.")
+    _check_database(response_db)
     keys = _keys(api_keys)
     if not keys and not allow_anonymous and not _is_loopback(host):
         raise UserError(
@@ -107,13 +111,31 @@ def gateway(
 def gateway_key(
     name: Annotated[str, typer.Argument(help="Whose key: letters, digits, dot, dash, underscore.")],
 ) -> None:
-    """Make an API key: the key on the first line, its entry for --api-keys below."""
+    """Make an API key: its entry for the --api-keys file on standard output, the key on standard error."""
     try:
         key, entry = new_key(name)
     except KeyFileError as error:
         raise UserError(str(error)) from None
-    typer.echo(f"# {key}   (shown once; only its hash is kept)")
+    # Not on standard output, which goes into the key file: that would keep the key.
+    typer.echo(f"{key}   (shown once; only its hash is kept)", err=True)
     typer.echo(yaml.safe_dump([entry.model_dump(exclude_none=True)], sort_keys=False).rstrip())
+
+
+def _check_database(path: Path | None) -> None:
+    """Better said before an engine starts than after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"--response-db {path} is a folder: name a file.")
+    if not path.parent.is_dir():
+        raise UserError(f"--response-db {path}: there is no folder {path.parent}, make it first.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"--response-db {path} cannot be written: name another file.")
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.Error as error:
+        raise UserError(f"--response-db {path} is no SQLite file that can be used: {error}.") from None
 
 
 def _split(text: str) -> list[str]:

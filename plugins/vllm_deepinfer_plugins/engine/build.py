@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 from typing import NoReturn
 
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer_plugins.engine.vllm_engine import VllmEngine
 
 REASONING_PARSER = "deepseek_v41"
+KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+_MEMORY_FLAGS = (
+    "--gpu-memory-utilization",
+    "--gpu_memory_utilization",
+    "--kv-cache-memory",
+    "--num-gpu-blocks",
+)
+
+logger = logging.getLogger(__name__)
 
 
 class _Parser(FlexibleArgumentParser):
@@ -28,4 +40,18 @@ def build(model: Path, arguments: list[str]) -> VllmEngine:
     parser = AsyncEngineArgs.add_cli_args(_Parser(prog="vllm-deepinfer gateway"))
     parser.set_defaults(reasoning_parser=REASONING_PARSER)
     parsed = parser.parse_args(["--model", str(model), *arguments])
+    reserve_kv_space(arguments)
     return VllmEngine(AsyncEngineArgs.from_cli_args(parsed))
+
+
+def reserve_kv_space(arguments: list[str]) -> None:
+    """On a CPU take a quarter of the free memory for KV, at least 1 GiB, unless the user has said how much.
+
+    vLLM's own default is 92 % of the machine's memory, and it does not start where less than that is free.
+    """
+    told = any(argument.startswith(_MEMORY_FLAGS) for argument in arguments)
+    if not current_platform.is_cpu() or told or KV_SPACE in os.environ:
+        return
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
+    os.environ[KV_SPACE] = str(max(free // 4, 1))
+    logger.info("%s GiB of memory for KV; set %s for another amount.", os.environ[KV_SPACE], KV_SPACE)

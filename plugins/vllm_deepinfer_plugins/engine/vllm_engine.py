@@ -33,6 +33,7 @@ from vllm_deepinfer_plugins.engine.info import info_of, refuse_unsupported
 from vllm_deepinfer_plugins.engine.load import LoadRecorder, NoMetrics
 from vllm_deepinfer_plugins.engine.outputs import StepOutputProcessor
 from vllm_deepinfer_plugins.engine.params import reasoning_ended, sampling_params_of
+from vllm_deepinfer_plugins.engine.reasons import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class VllmEngine:
             self._die("the engine was closed while it started.")  # its thread sees that, or `close` does
             raise
         except Exception as error:
-            self._die(f"vLLM could not start: {error}")
+            self._die(f"vLLM could not start: {reason_of(error)}")
             raise EngineDead(self._detail) from error
         if self.health().state is HealthState.DEAD:  # closed meanwhile
             raise EngineDead(self._detail)

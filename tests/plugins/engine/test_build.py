@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,17 @@ async def test_the_gateway_finds_it_by_name(tmp_path: Path) -> None:
     engine = make_engine("vllm", tmp_path, ["--max-model-len", "512"])
     assert type(engine).__name__ == "VllmEngine"
     assert args_of(engine).max_model_len == 512
+
+
+async def test_memory_for_kv_is_a_part_of_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(build.KV_SPACE, raising=False)
+    build.build(tmp_path, [])
+    assert 1 <= int(os.environ[build.KV_SPACE]) < 1024
+    monkeypatch.setenv(build.KV_SPACE, "3")
+    build.build(tmp_path, [])
+    assert os.environ[build.KV_SPACE] == "3"
+    monkeypatch.delenv(build.KV_SPACE)
+    build.build(tmp_path, ["--gpu-memory-utilization", "0.4"])
+    assert build.KV_SPACE not in os.environ

@@ -11,7 +11,7 @@ from enum import StrEnum
 from random import Random
 from typing import Any
 
-PATIENCE_S = 60.0  # an answer that takes longer is lost
+PATIENCE_S = 240.0  # an answer that takes longer is lost: far beyond what a starved machine needs
 ENDINGS = {  # what the last event of a stream holds, if the answer is complete
     "/v1/chat/completions": (b"data: [DONE]",),
     "/v1/messages": (b"event: message_stop",),
