@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-WINDOW = 256  # steps whose quotients count
+WINDOW = 160  # steps whose quotients count
 FULL = 0.5  # steps that use less of their budget than this say little about full ones
 FIRST_MARGIN = 1.3  # before anything is measured
 TRUSTED = 100  # measured steps after which FIRST_MARGIN no longer counts
