@@ -55,6 +55,7 @@ class Measured:
         itl: label to the p99 ITL of that stream.
         ttft_target: seconds.
         overhead: seconds of schedule(), stock and ours.
+        disturbed: windows during which other processes used the cores.
     """
 
     cells: Cells = field(default_factory=Cells)
@@ -67,6 +68,7 @@ class Measured:
     itl: dict[str, float] = field(default_factory=dict)
     ttft_target: float = 0.0
     overhead: tuple[list[float], list[float]] = ((), ())  # type: ignore[assignment]
+    disturbed: int = 0
 
 
 def figures(measured: Measured) -> tuple[Figure, ...]:

@@ -49,7 +49,12 @@ def series(measured: Measured) -> dict[str, Any]:
         for one in measured.changing
         for label, phases in [("ours", one.ours), *one.stock.items()]
     ]
-    return {"cells": cells, "stream": stream, "changing": changing}
+    return {
+        "cells": cells,
+        "stream": stream,
+        "changing": changing,
+        "disturbed_windows": measured.disturbed,
+    }
 
 
 def charts(measured: Measured) -> dict[str, str]:

@@ -17,6 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_deepinfer.policy.itl_control import quantile
 
+from ...bench.cpu_share import ForeignCpu
 from .. import TimeBudgetScheduler
 from .swap import swap
 
@@ -33,6 +34,7 @@ class Measurement:
         seconds: of engine time. tokens: prefilled in it.
         periods: seconds of each step: what every decode waited for its token.
         use: duration over budget, of our steps that prefilled beside decodes.
+        foreign: share of all cores that other processes used meanwhile.
         ttft: seconds from arrival to first token, of the prompts that ended.
     """
 
@@ -40,6 +42,7 @@ class Measurement:
     tokens: int = 0
     periods: list[float] = field(default_factory=list)
     use: list[float] = field(default_factory=list)
+    foreign: float | None = None
     ttft: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
@@ -88,14 +91,14 @@ class Driver:
         self._begin_decodes(decodes)
         alive: dict[str, float] = {}
         measured, until, counted = Measurement(), self._now + warm_up, False
-        while True:
-            if not counted and self._now >= until:
-                counted, until = True, self._now + seconds
-            if counted and self._now >= until:
-                break
-            while len(alive) < OUTSTANDING:
-                alive[self._add(next(lengths), 1)] = self._now
-            self._step(scheduler, measured if counted else None, alive)
+        with ForeignCpu() as foreign:
+            while not counted or self._now < until:
+                if not counted and self._now >= until:
+                    counted, until = True, self._now + seconds
+                while len(alive) < OUTSTANDING:
+                    alive[self._add(next(lengths), 1)] = self._now
+                self._step(scheduler, measured if counted else None, alive)
+        measured.foreign = foreign.share
         self._drain()
         return measured
 
