@@ -20,8 +20,8 @@ FULL, SMALL, LARGE = (SimpleNamespace(sliding_window=w) for w in (None, 128, 409
         ({"sliding_window": 128}, [FULL, SMALL], FULL_ATTENTION),  # one full layer, and nothing is bounded
         ({"sliding_window": 128}, [SMALL], AttentionBound(window=128)),
         ({}, [SMALL, LARGE], AttentionBound(window=4096)),
-        ({"index_topk": 512, "sliding_window": 128}, [FULL], AttentionBound(window=128, top_k=512)),
-        ({"index_topk": 2048}, [FULL], AttentionBound(top_k=2048)),
+        ({"index_topk": 512, "sliding_window": 128}, [SMALL], FULL_ATTENTION),  # scoring grows
+        ({"index_topk": None}, [SMALL], AttentionBound(window=128)),
         ({"index_topk": None}, [object()], FULL_ATTENTION),
     ],
 )

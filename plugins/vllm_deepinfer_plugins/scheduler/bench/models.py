@@ -31,6 +31,14 @@ DENSE_CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+V41_OPTIONS = TinyOptions(
+    hidden=256,
+    heads=8,
+    head_dim=64,
+    window=128,
+    overrides={"max_position_embeddings": LONGEST[V41], "index_topk": 128, "candidate_topk_blocks": 64},
+)
+
 
 def dense_config(quick: bool) -> dict[str, Any]:
     """Half of the layers in a quick run: windows of seconds must see whole prompts."""
@@ -41,16 +49,11 @@ def write(name: str, folder: Path, quick: bool) -> Path:
     """The folder that vLLM is started on."""
     path = folder / name
     if name == V41:
-        write_checkpoint(path, TinyOptions(hidden=256, heads=8, head_dim=64, overrides=v41_overrides()))
+        write_checkpoint(path, V41_OPTIONS)
     else:
         path.mkdir()
         (path / "config.json").write_text(json.dumps(dense_config(quick), indent=2))
     return path
-
-
-def v41_overrides() -> dict[str, Any]:
-    """What differs from a tiny checkpoint: the longest sequence."""
-    return {"max_position_embeddings": LONGEST[V41]}
 
 
 def engine_settings(name: str) -> dict[str, Any]:
