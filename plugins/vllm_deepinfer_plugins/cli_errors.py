@@ -20,6 +20,8 @@ from pydantic import ValidationError
 
 from vllm_deepinfer.errors import UserError
 
+from .diagnosis import diagnosis, model_of
+
 EXIT_CODE = 2
 RELAY = "DEEPINFER_REFUSAL_FILE"
 """Environment variable: the file in which an engine's process leaves its sentence for the command line's."""
@@ -50,7 +52,7 @@ def install() -> None:
         _open_relay()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sentence = sentence_of(error) or _relayed()
+        sentence = sentence_of(error) or _relayed() or diagnosis(model_of(sys.argv))
         if sentence is None:
             before(kind, error, trace)
             return

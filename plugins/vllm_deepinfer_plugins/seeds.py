@@ -3,7 +3,7 @@
 At the end of a chunk that is not the last, vLLM 0.32's runner samples a token, throws it away, and sets the
 request's random generator back by the four numbers that a draw takes on CUDA. A CPU's generator has no such
 offset: the runner raises "CPU Generator does not use offset" and the engine dies of one client's ``seed``.
-Here the generator's state is kept over such a draw, so a seed gives the same draws however the prompt was cut.
+Here the generator's state is kept over such a draw: a seed gives the same draws however the prompt was cut.
 """
 
 from __future__ import annotations

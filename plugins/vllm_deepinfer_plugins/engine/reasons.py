@@ -5,11 +5,15 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from vllm_deepinfer_plugins.cli_errors import sentence_of
+from vllm_deepinfer_plugins.diagnosis import diagnosis
 
 
-def reason_of(error: BaseException) -> str:
-    """Our own sentence if one is in the chain of exceptions; else the first line of what vLLM says."""
-    ours = sentence_of(error)
+def reason_of(error: BaseException, model: str | None = None) -> str:
+    """Our own sentence, from the chain of exceptions or about the checkpoint folder ``model``.
+
+    Without one, the first line of what vLLM says.
+    """
+    ours = sentence_of(error) or diagnosis(model)
     if ours is not None:
         return ours
     text = str(error)

@@ -91,7 +91,7 @@ class VllmEngine:
             self._die("the engine was closed while it started.")  # its thread sees that, or `close` does
             raise
         except Exception as error:
-            self._die(f"vLLM could not start: {reason_of(error)}")
+            self._die(f"vLLM could not start: {reason_of(error, self._args.model)}")
             raise EngineDead(self._detail) from error
         if self.health().state is HealthState.DEAD:  # closed meanwhile
             raise EngineDead(self._detail)
