@@ -105,6 +105,7 @@ def test_it_serves_and_a_signal_lets_running_answers_end(tmp_path: Path) -> None
         assert database.exists()
         logged = process.stderr.read() if process.stderr else ""
         assert '"status": 200' in logged and "Traceback" not in logged
+        assert "Stopping: waiting up to 30 s for 1 running requests" in logged
     finally:
         process.kill()
         process.wait()

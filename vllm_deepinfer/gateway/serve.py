@@ -7,13 +7,14 @@ import errno
 import gc
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
 
-from vllm_deepinfer.engine import EngineError
+from vllm_deepinfer.engine import Engine, EngineError
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.gateway.app import GatewayApp
 from vllm_deepinfer.gateway.building import build_app
@@ -74,7 +75,7 @@ async def serve(
         )
         host, port = listener.getsockname()[:2]
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        await _Server(config, app).serve(sockets=[listener])
+        await _Server(config, app, engine, settings.drain_timeout_s).serve(sockets=[listener])
     finally:
         await engine.close()
 
@@ -96,13 +97,23 @@ class _Server(uvicorn.Server):
     uvicorn's own handling raises the signal again at the end, before the engine could be closed.
     """
 
-    def __init__(self, config: uvicorn.Config, app: GatewayApp) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: GatewayApp, engine: Engine, drain_timeout_s: float
+    ) -> None:
         super().__init__(config)
-        self._app = app
+        self._app, self._engine, self._drain_timeout_s = app, engine, drain_timeout_s
         self._draining: asyncio.Task[bool] | None = None
 
     def _stop(self, number: int) -> None:
         if self._draining is None:
+            running = self._engine.load().active_requests
+            if running:
+                print(
+                    f"Stopping: waiting up to {self._drain_timeout_s:g} s for {running} running requests; "
+                    "the same signal again stops at once.",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self._draining = asyncio.get_running_loop().create_task(self._app.drain())
         self.handle_exit(number, None)
 

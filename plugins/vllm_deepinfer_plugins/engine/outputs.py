@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestState
 
 from vllm_deepinfer.engine import Sink, TokenDelta
@@ -112,7 +113,9 @@ class StepOutputProcessor(OutputProcessor):
 
     def propagate_error(self, e: Exception) -> None:
         """The output handler has failed: vLLM is dead for us."""
-        self._on_death(f"vLLM's engine died: {e}")
+        # vLLM's own text for a dead process refers to a stack trace that no client of ours has seen.
+        reason = "its process has ended" if isinstance(e, EngineDeadError) else str(e).split("\n")[0]
+        self._on_death(f"vLLM's engine died: {reason}; the server has to be started again.")
         super().propagate_error(e)
 
     def _end(self, entry: Entry, state: RequestState, output: EngineCoreOutput, iteration_stats: Any) -> None:

@@ -123,7 +123,15 @@ def test_strangers_go_vllms_own_way(processor: Any, book: Book) -> None:
 
 def test_the_death_of_the_output_handler_is_told(processor: Any, book: Book) -> None:
     processor.propagate_error(RuntimeError("pipe closed"))
-    assert book.events == ["vLLM's engine died: pipe closed"]
+    assert book.events == ["vLLM's engine died: pipe closed; the server has to be started again."]
+
+
+def test_a_dead_process_is_told_without_vllms_stack_trace(processor: Any, book: Book) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    processor.propagate_error(EngineDeadError())
+    (told,) = book.events
+    assert "its process has ended" in told and "stack trace" not in told.lower()
 
 
 def test_ended_requests_end_once_even_if_vllm_ends_them_too(processor: Any, book: Book) -> None:

@@ -197,7 +197,9 @@ async def test_the_death_of_vllm_ends_every_request_and_refuses_the_rest(engine:
         await engine.submit(request_of([5], name), sink)
     llm.step(a=[7])
     llm.output_processor.propagate_error(RuntimeError("pipe closed"))
-    assert {final.error for final in sink.finals.values()} == {"vLLM's engine died: pipe closed"}
+    assert {final.error for final in sink.finals.values()} == {
+        "vLLM's engine died: pipe closed; the server has to be started again."
+    }
     assert len(sink.finals) == 2 and engine.health().state is HealthState.DEAD
     await engine.drain()
     with pytest.raises(EngineDead, match="pipe closed"):
