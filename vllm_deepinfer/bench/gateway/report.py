@@ -51,6 +51,7 @@ class Parts:
         except (OSError, RuntimeError) as error:
             del self.figures[before:]
             reason = str(error).strip().splitlines()[-1][:300]
+            self._say(f"not measured: {reason}")
             self.figures += [Figure.missing(name, unit, reason, target) for name, unit, target in names]
 
     def add(self, name: str, rounds: Sequence[float], unit: str, target: str) -> None:
