@@ -40,7 +40,11 @@ class ItlControl:
         return target / self.margin
 
     def observe(self, predicted: float, budget: float, period: float) -> None:
-        """A step that decoded and prefilled has ended, `period` seconds after the one before it."""
+        """A step that decoded has ended, `period` seconds after the one before it.
+
+        With or without a chunk: a margin that once got so large that no chunk fits would otherwise never see
+        a step again that could unlearn it (seen: 5 tokens per step for as long as the decodes lasted).
+        """
         if predicted <= 0 or predicted < FULL * budget:
             return
         self._quotients.append(period / predicted)

@@ -54,7 +54,7 @@ class Meter:
 
     Attributes:
         learner: learns from plain steps.
-        control: learns from steps that prefill beside decodes.
+        control: learns from steps with decodes.
     """
 
     learner: StepCostLearner
@@ -76,7 +76,7 @@ class Meter:
         actual = now - max(self._ended, record.started)
         period = now - self._ended if self._ended and record.decodes else actual
         self._ended = now
-        if record.decodes and record.chunks and record.predicted:
+        if record.decodes and record.predicted:  # steps without a chunk too: see ItlControl.observe
             self.control.observe(record.predicted, record.budget, period)
         refitted = record.plain and self.learner.observe(record.features, actual)
         return Finished(record, actual, period, refitted)

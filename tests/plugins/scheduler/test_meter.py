@@ -8,8 +8,9 @@ import pytest
 from vllm_deepinfer_plugins.scheduler.meter import IN_FLIGHT, Meter, Record
 
 from vllm_deepinfer.policy.itl_control import ItlControl
+from vllm_deepinfer.policy.prefill_budget import StepBudget
 from vllm_deepinfer.policy.step_cost import TWO_CORE_DENSE, Features, StepCost
-from vllm_deepinfer.policy.step_cost_learner import WARM_UP, StepCostLearner
+from vllm_deepinfer.policy.step_cost_learner import StepCostLearner
 
 DECODE = Features(decodes=4, decode_context=4_000)
 
@@ -74,14 +75,37 @@ def test_only_plain_steps_teach_the_cost_model() -> None:
     assert clock.learner.predict(DECODE) == pytest.approx(2 * TWO_CORE_DENSE.seconds(DECODE), rel=0.01)
 
 
-def test_only_steps_that_prefill_beside_decodes_correct_the_budget() -> None:
+def test_steps_that_hardly_use_their_budget_or_have_no_decodes_do_not_correct_it() -> None:
     clock = meter()
-    for key, kind in enumerate([((), 4), ((600,), 0)] * 100):
-        clock.began(key, record(float(key), chunks=kind[0], decodes=kind[1]))
+    for key, (chunks, decodes) in enumerate([((), 4), ((600,), 0)] * 100):
+        clock.began(key, record(float(key), chunks=chunks, decodes=decodes))
         clock.ended(key, key + 0.9)
     assert clock.control.corrections == 0
-    for key in range(200 + WARM_UP):
-        clock.began(key, record(1_000.0 + 0.06 * key, chunks=(500,)))
-        clock.ended(key, 1_000.0 + 0.06 * (key + 1))
+
+
+def test_the_margin_is_what_steps_take_over_what_was_predicted() -> None:
+    clock = meter()
+    for key in range(200):
+        clock.began(key, record(0.06 * key, chunks=(500,)))
+        clock.ended(key, 0.06 * (key + 1))
     assert clock.control.corrections > 0
     assert math.isclose(clock.control.margin, 0.06 / record(0, chunks=(500,)).predicted, rel_tol=0.02)
+
+
+def test_a_margin_that_leaves_no_room_for_a_chunk_is_unlearned() -> None:
+    """After contention the decodes alone exceed the budget: decode steps must be enough to win it back."""
+    clock, now, sizes = meter(), 0.0, []
+    for number in range(1_000):
+        limit = clock.control.budget(0.022)
+        chunk = StepBudget(clock.learner.cost(), DECODE, limit, 8_192).chunk(0, 5_000)
+        features = DECODE + Features(tokens=chunk)
+        predicted = clock.learner.predict(features)
+        chunks = [chunk] if chunk else []
+        clock.began(number, Record(now, features, predicted, limit, 4, chunks, True))
+        contended = 200 <= number < 260 and number % 7 < 2
+        now += (4.0 if contended else 1.0) * TWO_CORE_DENSE.seconds(features)
+        clock.ended(number, now)
+        sizes.append(chunk)
+    assert sizes[190] >= 200
+    assert 0 in sizes[200:400]  # it did go that far
+    assert min(sizes[500:]) >= 200
