@@ -17,6 +17,7 @@ from vllm_deepinfer.engine import (
     Health,
     HealthState,
     InvalidRequest,
+    KvHandOver,
     Load,
     SamplingParams,
     StructuredOutput,
@@ -44,6 +45,8 @@ deltas = st.builds(
     st.integers(0, 9),
     st.integers(0, 9),
     st.none() | st.text(max_size=5),
+    st.none()
+    | st.dictionaries(st.text(max_size=3), st.integers(0, 9) | st.lists(st.integers(0, 9), max_size=3)),
 )
 
 
@@ -58,7 +61,7 @@ def test_a_step_survives_msgpack(step: list[TokenDelta]) -> None:
 
 
 def test_a_plain_delta_is_a_short_array() -> None:
-    assert msgspec.msgpack.encode(TokenDelta("r1", [5])) == b"\x99\xa2r1\x91\x05\xc0\xc0\xc0\xc0\0\0\xc0"
+    assert msgspec.msgpack.encode(TokenDelta("r1", [5])) == b"\x9a\xa2r1\x91\x05\xc0\xc0\xc0\xc0\0\0\xc0\xc0"
 
 
 def test_a_request_survives_msgpack() -> None:
@@ -75,6 +78,7 @@ def test_a_request_survives_msgpack() -> None:
         cache_salt="s",
         targets=Targets(ttft_ms=100.0),
         traffic_class="agent",
+        hand_over=KvHandOver(source={"engine": "e1", "blocks": [[1, 2], [3]]}),
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=GenerateRequest) == request
 
@@ -107,7 +111,7 @@ def test_targets_are_positive_and_finite(name: str, value: float) -> None:
 def test_derived_values() -> None:
     assert TokenDelta("r", [1]).final is False
     assert TokenDelta("r", [], FinishReason.ABORT).final is True
-    assert Load(running_requests=2, waiting_requests=3).active_requests == 5
+    assert Load(running_requests=2, waiting_requests=3, held_requests=7).active_requests == 5
     serving = [state for state in HealthState if Health(state=state).serving]
     assert serving == [HealthState.READY, HealthState.DRAINING]
 

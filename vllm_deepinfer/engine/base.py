@@ -23,7 +23,19 @@ Invariants, which `tests/engine/contract.py` checks on every implementation:
     has still aborted.
 5.  A sink that raises harms only the delivery it raised in: other sinks and later steps are served, and the
     failure is logged and counted by the engine.
-6.  A request id may be used again once its final delta has been delivered.
+6.  A request id may be used again once its final delta has been delivered; one whose KV is held (below) once
+    it is released.
+
+Hand-over (`EngineInfo.hands_over`; others refuse such requests with InvalidRequest):
+
+7.  A request with `KvHandOver.keep` that has ended by LENGTH or STOP still *holds* the KV of its prompt, and
+    its final delta says in `kv_source` where it is. It is counted in `Load.held_requests` and
+    `Load.kv_tokens_used` until another engine has fetched it, until `abort` names it, which releases it at
+    once, or until a lease of the engine's own expires, whichever comes first.
+8.  A request with `KvHandOver.source` gives the same answer whether its KV can be fetched or not: an engine
+    that cannot fetch it, because the other is dead, has released it or lays its KV out otherwise, computes
+    the prompt itself, or ends the request by ERROR before its first token. It waits no longer than a
+    deadline of its own.
 """
 
 from __future__ import annotations
@@ -62,7 +74,8 @@ class Engine(Protocol):
         ...
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        """End these requests with FinishReason.ABORT (invariant 4). Never raises for an id."""
+        """End these requests with FinishReason.ABORT (invariant 4), and release what those that have ended
+        still hold for another engine (invariant 7). Never raises for an id."""
         ...
 
     def load(self) -> Load:

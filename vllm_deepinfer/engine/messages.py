@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -41,6 +42,20 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                 )
 
 
+class KvHandOver(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request has to do with the KV of another engine.
+
+    Attributes:
+        keep: the KV of the prompt stays after the final delta, for another engine to fetch; that delta
+            carries `TokenDelta.kv_source`. Released once fetched, by `Engine.abort`, or when a lease expires.
+        source: another engine's `kv_source` of the same prompt: fetch its KV instead of computing it. The
+            last position is computed here all the same, so that one engine samples every token of the answer.
+    """
+
+    keep: bool = False
+    source: dict[str, Any] | None = None
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One answer to generate.
 
@@ -52,6 +67,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
         cache_salt: requests share prefix-cache entries only when their salts are equal (tenants).
         targets: this request's own latency targets.
         traffic_class: name of a retention class of the prefix store ("agent", "chat", …).
+        hand_over: None: the KV is made and used in this engine alone.
     """
 
     request_id: str
@@ -61,6 +77,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     targets: Targets | None = None
     traffic_class: str | None = None
+    hand_over: KvHandOver | None = None
 
     def __post_init__(self) -> None:
         if not self.request_id:
@@ -99,6 +116,8 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False, array_like=True):
         cached_tokens: prompt tokens that the prefix cache served; the same in every delta with tokens.
         accepted_draft_tokens: how many of `token_ids` were drafted and accepted.
         error: one sentence, with finish_reason ERROR only.
+        kv_source: in the final delta of a request with `KvHandOver.keep`, unless it failed or was aborted:
+            goes as it is into the `KvHandOver.source` of a request to another engine. Opaque.
     """
 
     request_id: str
@@ -110,6 +129,7 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False, array_like=True):
     cached_tokens: int = 0
     accepted_draft_tokens: int = 0
     error: str | None = None
+    kv_source: dict[str, Any] | None = None
 
     @property
     def final(self) -> bool:
@@ -125,6 +145,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         queued_prompt_tokens: prompt tokens of requests that have not produced a token.
         kv_tokens_used, kv_tokens_free: KV capacity in tokens; blocks that only the prefix cache holds are
             free.
+        held_requests: requests that have ended and whose KV waits for another engine; their KV is in use, but
+            they are not active.
     """
 
     running_requests: int = 0
@@ -132,6 +154,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     queued_prompt_tokens: int = 0
     kv_tokens_used: int = 0
     kv_tokens_free: int = 0
+    held_requests: int = 0
 
     @property
     def active_requests(self) -> int:
@@ -184,6 +207,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         vocab_size: ids are in [0, vocab_size); None: unknown.
         max_logprobs: the largest `logprobs` that the engine accepts.
         draft_tokens: most draft tokens verified per step and request; 0: no speculation.
+        kv_layout: digest of all that two engines must have in common to read each other's KV; "": it cannot
+            be read by another.
+        hands_over: whether requests may have a `KvHandOver`.
     """
 
     model: str
@@ -194,3 +220,5 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int | None = None
     max_logprobs: int = 20
     draft_tokens: int = 0
+    kv_layout: str = ""
+    hands_over: bool = False

@@ -14,7 +14,7 @@ import msgspec
 
 from vllm_deepinfer.engine.messages import EngineInfo, GenerateRequest, Health, Load, TokenDelta
 
-VERSION = 1
+VERSION = 2
 """Both ends must have the same; raise it with every change of a message."""
 
 
