@@ -7,11 +7,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class GatewaySettings(BaseModel):
+class GatewayLimits(BaseModel):
     """Limits and switches. Times in seconds, sizes in bytes.
 
     Attributes:
-        served_names: what clients may call the model; the first is canonical.
         thinking: whether a request that says nothing gets reasoning.
         max_body_bytes: larger requests get 413. body_timeout_s: slower ones 408.
         max_prompt_tokens: longer prompts get 400; None: the model's context decides.
@@ -34,7 +33,6 @@ class GatewaySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    served_names: tuple[str, ...] = Field(min_length=1)
     thinking: bool = True
     max_body_bytes: int = Field(default=32 << 20, ge=1024)
     body_timeout_s: float = Field(default=60.0, gt=0)
@@ -51,3 +49,9 @@ class GatewaySettings(BaseModel):
     response_ttl_s: float = Field(default=30 * 86400.0, gt=0)
     max_responses: int = Field(default=100_000, ge=1)
     public_image_hosts: tuple[str, ...] | None = None
+
+
+class GatewaySettings(GatewayLimits):
+    """The limits, and what clients may call the model; the first of `served_names` is canonical."""
+
+    served_names: tuple[str, ...] = Field(min_length=1)

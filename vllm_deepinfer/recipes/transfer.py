@@ -1,0 +1,68 @@
+"""How KV reaches the decode pool, and the store that pools share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vllm_deepinfer.recipes.base import NotNegative, Part, Port, Positive
+from vllm_deepinfer.recipes.model import Text
+
+
+class Nixl(Part):
+    """vLLM's NixlConnector.
+
+    Attributes:
+        buffer_device: where KV lies during a transfer, kv_buffer_device.
+        backends: NIXL backends; vLLM's default is UCX.
+        side_channel_host: address that peers exchange layouts on; None: the node's own.
+        side_channel_base_port: of the first replica on a node; each further replica on that node (and each of
+            its data-parallel ranks) takes the next. None: the application chooses free ports.
+        num_threads: of the transfer; 0 on a CPU: more spin on the cores that the engines need.
+        lease_s: prefilled KV that no decode worker fetches is released after this:
+            VLLM_NIXL_ABORT_REQUEST_TIMEOUT.
+    """
+
+    buffer_device: Literal["cpu", "cuda"] = "cuda"
+    backends: tuple[Text, ...] = ("UCX",)
+    side_channel_host: Text | None = None
+    side_channel_base_port: Port | None = None
+    num_threads: Annotated[int, Field(ge=0)] = 4
+    lease_s: Positive = 480.0
+
+
+class Transfer(Part):
+    """Attributes:
+    kind: none for one aggregated pool; nixl: from engine to engine; store: through the shared store.
+    nixl: options of that kind.
+    timeout_s: a hand-over that takes longer is given up and the request is prefilled again.
+    """
+
+    kind: Literal["none", "nixl", "store"] = "none"
+    nixl: Nixl = Nixl()
+    timeout_s: Positive = 30.0
+
+
+class Store(Part):
+    """The shared prefix store.
+
+    Attributes:
+        url: such as file:///var/cache/deepinfer or tcp://host:port.
+        connect_timeout_s: `check` and `serve` give up after this.
+    """
+
+    url: Text
+    connect_timeout_s: Positive = 3.0
+
+
+class Targets(Part):
+    """Latency that the pools are run for, in milliseconds; None: throughput alone.
+
+    Attributes:
+        ttft_ms: to the first token. itl_ms: between two tokens, at `itl_percentile`.
+    """
+
+    ttft_ms: Positive | None = None
+    itl_ms: Positive | None = None
+    itl_percentile: Annotated[NotNegative, Field(gt=0, lt=100)] = 99.0
