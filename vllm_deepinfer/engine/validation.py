@@ -17,12 +17,27 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
             f"the prompt has {length} tokens, but the context is {info.max_model_len} tokens and must "
             "leave room for at least one more."
         )
+    _check_hand_over(request, info)
     sampling = request.sampling
     for name, wanted in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if wanted is not None and wanted > info.max_logprobs:
             raise InvalidRequest(f"{name} must be at most {info.max_logprobs}, got {wanted}.")
     if info.vocab_size is not None:
         _check_ids(request, info.vocab_size)
+
+
+def _check_hand_over(request: GenerateRequest, info: EngineInfo) -> None:
+    hand_over = request.hand_over
+    if hand_over is None or not (hand_over.keep or hand_over.source is not None):
+        return
+    if not info.hands_over:
+        raise InvalidRequest("this engine hands no KV over; leave out hand_over.")
+    if hand_over.keep and hand_over.source is not None:
+        raise InvalidRequest("hand_over must have keep or a source, not both.")
+    if hand_over.keep and request.sampling.max_tokens != 1:
+        raise InvalidRequest(
+            f"a request whose KV is kept must have max_tokens 1, got {request.sampling.max_tokens}."
+        )
 
 
 def _check_ids(request: GenerateRequest, vocab_size: int) -> None:

@@ -25,27 +25,32 @@ class Entry:
         internal_id: vLLM's own id for it; None until vLLM has it.
         started: it has produced a token. ended: its final delta has been delivered, or it was never accepted.
         cached_tokens: prompt tokens served by the prefix cache.
+        held: it has ended and its KV waits for another engine.
     """
 
     __slots__ = (
+        "_kv_layout",
         "_prompt_logprobs",
         "_speculates",
         "cached_tokens",
         "ended",
+        "held",
         "internal_id",
         "request",
         "sink",
         "started",
     )
 
-    def __init__(self, request: GenerateRequest, sink: Sink, speculates: bool) -> None:
+    def __init__(self, request: GenerateRequest, sink: Sink, speculates: bool, kv_layout: str = "") -> None:
         self.request = request
         self.sink = sink
         self.internal_id: str | None = None
         self.started = False
         self.ended = False
         self.cached_tokens = 0
+        self.held = False
         self._speculates = speculates
+        self._kv_layout = kv_layout
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def delta(self, output: EngineCoreOutput) -> TokenDelta | None:
@@ -73,12 +78,20 @@ class Entry:
             self.cached_tokens,
             accepted,
             "vLLM failed this request; its log says why." if reason is FinishReason.ERROR else None,
+            self._kv_source(output),
         )
 
     def end(self, reason: FinishReason, error: str | None = None) -> TokenDelta:
         """The final delta of a request that ends outside a step."""
         self.ended = True
         return TokenDelta(self.request.request_id, (), reason, cached_tokens=self.cached_tokens, error=error)
+
+    def _kv_source(self, output: EngineCoreOutput) -> dict[str, Any] | None:
+        hand_over = self.request.hand_over
+        if hand_over is None or not hand_over.keep or not output.kv_transfer_params:
+            return None
+        self.held = True
+        return {"layout": self._kv_layout, "params": output.kv_transfer_params}
 
     def _stop_reason(self, output: EngineCoreOutput) -> int | str | None:
         # vLLM makes the model's further end-of-sequence ids stop tokens of the request; the caller did not

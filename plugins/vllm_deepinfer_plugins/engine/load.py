@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.v1.metrics.loggers import PrometheusStatLogger
@@ -34,14 +35,21 @@ class LoadRecorder:
         latest: engine index to its latest stats.
     """
 
-    def __init__(self, loggers: Any, forward: bool) -> None:
+    def __init__(
+        self,
+        loggers: Any,
+        forward: bool,
+        on_hand_over: Callable[[Mapping[str, Any]], None] = lambda events: None,
+    ) -> None:
         """
         Args:
             loggers: the StatLoggerManager that AsyncLLM made. forward: keep it at work.
+            on_hand_over: called with the KV connector's stats of a step that has any.
         """
         self.latest: dict[int, SchedulerStats] = {}
         self._loggers = loggers
         self._forward = forward
+        self._on_hand_over = on_hand_over
 
     @property
     def running(self) -> int:
@@ -63,6 +71,8 @@ class LoadRecorder:
         """Called by AsyncLLM's output handler at the end of every step."""
         if scheduler_stats is not None:
             self.latest[engine_idx or 0] = scheduler_stats
+            if scheduler_stats.kv_connector_stats:
+                self._on_hand_over(scheduler_stats.kv_connector_stats)
         if self._forward:
             self._loggers.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 

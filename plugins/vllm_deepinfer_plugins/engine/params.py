@@ -7,12 +7,19 @@ from typing import Any
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from vllm_deepinfer.engine import ConstraintKind, GenerateRequest, InvalidRequest, StructuredOutput
+from vllm_deepinfer.engine import (
+    ConstraintKind,
+    GenerateRequest,
+    InvalidRequest,
+    KvHandOver,
+    StructuredOutput,
+)
 
 # Keys of `SamplingParams.extra_args`, where vLLM's server puts `vllm_xargs`: flat, as those take no nesting.
 TTFT_TARGET_MS = "deepinfer_ttft_target_ms"
 ITL_TARGET_MS = "deepinfer_itl_target_ms"
 TRAFFIC_CLASS = "deepinfer_traffic_class"
+KV_TRANSFER = "kv_transfer_params"  # vLLM's own key
 
 
 def sampling_params_of(request: GenerateRequest) -> SamplingParams:
@@ -85,9 +92,18 @@ def _choices(ours: StructuredOutput) -> list[str]:
 
 def _extra_args(request: GenerateRequest) -> dict[str, Any]:
     targets = request.targets
-    extra = {
+    extra: dict[str, Any] = {
         TTFT_TARGET_MS: targets.ttft_ms if targets else None,
         ITL_TARGET_MS: targets.itl_ms if targets else None,
         TRAFFIC_CLASS: request.traffic_class,
+        KV_TRANSFER: _kv_transfer(request.hand_over),
     }
     return {key: value for key, value in extra.items() if value is not None}
+
+
+def _kv_transfer(hand_over: KvHandOver | None) -> dict[str, Any] | None:
+    if hand_over is None:
+        return None
+    if hand_over.keep:
+        return {"do_remote_decode": True, "do_remote_prefill": False}
+    return None if hand_over.source is None else dict(hand_over.source["params"])

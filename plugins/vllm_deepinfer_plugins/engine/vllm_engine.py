@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -29,17 +30,23 @@ from vllm_deepinfer.engine import (
 from vllm_deepinfer.engine.clock import Clock, LoopClock
 from vllm_deepinfer.engine.validation import check_request
 from vllm_deepinfer_plugins.engine.entry import Entry
+from vllm_deepinfer_plugins.engine.holds import Holds
 from vllm_deepinfer_plugins.engine.info import info_of, refuse_unsupported
 from vllm_deepinfer_plugins.engine.load import LoadRecorder, NoMetrics
 from vllm_deepinfer_plugins.engine.outputs import StepOutputProcessor
 from vllm_deepinfer_plugins.engine.params import reasoning_ended, sampling_params_of
 from vllm_deepinfer_plugins.engine.reasons import reason_of
+from vllm_deepinfer_plugins.hand_over.messages import RELEASE
 
 logger = logging.getLogger(__name__)
 
 
 class VllmEngine:
-    """One vLLM engine: its core in processes of its own, its outputs delivered by step (see `outputs`)."""
+    """One vLLM engine: its core in processes of its own, its outputs delivered by step (see `outputs`).
+
+    Attributes:
+        holds: requests whose KV waits for another engine, and what hand-overs came to.
+    """
 
     def __init__(
         self,
@@ -64,6 +71,8 @@ class VllmEngine:
         self._info = EngineInfo(model=args.model, max_model_len=0)  # all that is known before `start`
         self._alive: dict[str, Entry] = {}
         self._recorder = LoadRecorder(None, forward=False)
+        self.holds = Holds(self._stuck)
+        self._releases = itertools.count(1)
         self._steps = 0
         self._progress_at = 0.0
         self._empty = asyncio.Event()
@@ -102,13 +111,14 @@ class VllmEngine:
         self._check_open()
         check_request(request, self._info)
         refuse_unsupported(request, self._llm)
-        if request.request_id in self._alive:
+        if request.request_id in self._alive or request.request_id in self.holds:
             raise InvalidRequest(
                 f"request_id {request.request_id!r} is in use by a request that has not ended."
             )
+        request = self.holds.usable(request, self._info.kv_layout)
         params = sampling_params_of(request)
         prompt = request.prompt_token_ids
-        entry = Entry(request, sink, bool(self._info.draft_tokens))
+        entry = Entry(request, sink, bool(self._info.draft_tokens), self._info.kv_layout)
         self._accept(entry)
         try:
             await self._llm.add_request(
@@ -131,20 +141,20 @@ class VllmEngine:
             self._forget([entry])
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        found = (self._alive.get(request_id) for request_id in dict.fromkeys(request_ids))  # each id once
-        entries = [entry for entry in found if entry is not None]
+        ids = list(dict.fromkeys(request_ids))  # each id once
+        entries = [self._alive[request_id] for request_id in ids if request_id in self._alive]
+        released = self._release(self.holds.take(ids))
         finals = [(entry.sink, entry.end(FinishReason.ABORT)) for entry in entries]
         sent = self._forget(entries)
         if finals:
             self._processor.deliveries.send(finals)
-        if sent is not None:
-            await asyncio.shield(sent)
+        await asyncio.gather(*(asyncio.shield(task) for task in (sent, released) if task is not None))
 
     def load(self) -> Load:
         alive = len(self._alive)
         running = min(self._recorder.running, alive)  # the scheduler's view is one step old
         capacity = self._info.kv_capacity_tokens
-        used = round(self._recorder.kv_usage * capacity) if alive else 0
+        used = round(self._recorder.kv_usage * capacity) if alive or self.holds else 0
         return Load(
             running_requests=running,
             waiting_requests=alive - running,
@@ -153,6 +163,7 @@ class VllmEngine:
             ),
             kv_tokens_used=used,
             kv_tokens_free=capacity - used,
+            held_requests=len(self.holds),
         )
 
     def health(self) -> Health:
@@ -186,7 +197,7 @@ class VllmEngine:
     def _make_llm(self) -> None:
         self._args.disable_log_stats = not self._vllm_metrics
         llm = AsyncLLM.from_engine_args(self._args, stat_loggers=None if self._vllm_metrics else [NoMetrics])
-        self._recorder = LoadRecorder(llm.logger_manager, forward=self._vllm_metrics)
+        self._recorder = LoadRecorder(llm.logger_manager, self._vllm_metrics, self.holds.hear)
         self._processor = StepOutputProcessor(
             llm.output_processor,
             vllm_stats=self._vllm_metrics,
@@ -222,6 +233,8 @@ class VllmEngine:
         self._progress_at = self._clock.now()
 
     def _ended(self, entry: Entry) -> None:
+        if entry.held:
+            self.holds.add(entry)
         if self._alive.get(entry.request.request_id) is entry:
             del self._alive[entry.request.request_id]
         if not self._alive:
@@ -233,9 +246,10 @@ class VllmEngine:
             self._processor.forget(entry)
             self._ended(entry)
         ids = [entry.internal_id for entry in entries if entry.internal_id is not None]
-        if not ids:
-            return None
-        task = asyncio.ensure_future(self._abort_in_vllm(ids))
+        return self._spawn(self._abort_in_vllm(ids)) if ids else None
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Future[None]:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -245,6 +259,33 @@ class VllmEngine:
             await self._llm.abort(internal_ids, internal=True)
         except Exception as error:  # its requests have ended for our callers all the same
             logger.warning("vLLM could not abort %d requests: %s", len(internal_ids), error)
+
+    def _release(self, internal_ids: list[str]) -> asyncio.Future[None] | None:
+        """Give up holds."""
+        if not internal_ids or self._state is HealthState.DEAD:
+            return None
+        return self._spawn(self._release_in_vllm(internal_ids))
+
+    async def _release_in_vllm(self, internal_ids: list[str]) -> None:
+        """By a request that vLLM aborts as soon as its KV connector has seen it: the way to get there."""
+        ranks = self._llm.vllm_config.parallel_config.data_parallel_size
+        try:
+            for rank in range(ranks):
+                await self._llm.notify_kv_transfer_request_rejected(
+                    f"release-{next(self._releases)}",
+                    {RELEASE: internal_ids},
+                    data_parallel_rank=rank if ranks > 1 else None,
+                )
+        except Exception as error:  # the lease ends them
+            logger.warning("vLLM could not release the KV of %d requests: %s", len(internal_ids), error)
+
+    def _stuck(self, internal_id: str) -> None:
+        """A fetch that cannot be stopped: the request ends, its blocks are vLLM's until the fetch does."""
+        entry = next((one for one in self._alive.values() if one.internal_id == internal_id), None)
+        if entry is not None and not entry.ended:
+            final = entry.end(FinishReason.ERROR, "the KV of its prompt could not be fetched in time.")
+            self._forget([entry])
+            self._processor.deliveries.send([(entry.sink, final)])
 
     def _die(self, reason: str) -> None:
         if self._state is HealthState.DEAD:
