@@ -123,15 +123,15 @@ class RemoteEngine:
                 f"no engine replica answered at {self.address} within {self._start_s:g} s."
             ) from None
 
-    async def submit(self, request: GenerateRequest, sink: Sink) -> None:
-        """See `Engine.submit`."""
+    async def submit(self, request: GenerateRequest, sink: Sink, lease: str = "") -> None:
+        """See `Engine.submit`. ``lease``: the key that a call to the replica waits with (`Leases`)."""
         self._check(request)
         wire_id = f"{self._session}.{next(self._numbers)}"
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._streams[wire_id] = _Stream(request.request_id, sink, accepted)
         self._wire_ids[request.request_id] = wire_id
         self._idle.clear()
-        message = wire.Submit(self._session, msgspec.structs.replace(request, request_id=wire_id))
+        message = wire.Submit(self._session, msgspec.structs.replace(request, request_id=wire_id), lease)
         try:
             await self._say(message)
             await accepted

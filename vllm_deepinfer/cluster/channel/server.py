@@ -16,6 +16,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from vllm_deepinfer.engine import Engine, EngineError, Overloaded, TokenDelta
 
 from . import wire
+from .leases import Leases
 from .outbox import Outbox
 from .security import ChannelKeys, check_address
 
@@ -25,15 +26,17 @@ logger = logging.getLogger(__name__)
 class _Session:
     """One gateway's requests here. It is the sink of all of them."""
 
-    def __init__(self, name: str, peer: bytes, now: float, wake: Callable[[], None]) -> None:
-        self.name, self.peer, self.heard = name, peer, now
+    def __init__(self, name: str, peer: bytes, now: float, wake: Callable[[], None], leases: Leases) -> None:
+        self.name, self.peer, self.heard, self._leases = name, peer, now, leases
         self.alive: set[str] = set()
         self.submitting: dict[str, bool] = {}  # whether an abort came while the engine considers the request
         self.outbox = Outbox()
         self._wake = wake
 
     def __call__(self, deltas: Sequence[TokenDelta]) -> None:
-        self.alive.difference_update(delta.request_id for delta in deltas if delta.final)
+        ended = [delta.request_id for delta in deltas if delta.final]
+        self.alive.difference_update(ended)
+        self._leases.end(ended)
         self.outbox.add(deltas)
         self._wake()
 
@@ -63,6 +66,7 @@ class EngineServer:
     ) -> None:
         check_address(address, keys)
         self.engine, self.address = engine, address
+        self.leases = Leases()
         self.dropped_sessions = 0
         self.bad_messages = 0
         self._keys, self._beat_s, self._silent_s = keys, beat_s, silent_s
@@ -151,16 +155,21 @@ class EngineServer:
             await self._say(peer, wire.Rejected(hello.session, text))
             return
         if hello.session not in self._sessions:
-            self._sessions[hello.session] = _Session(hello.session, peer, time.monotonic(), self._unsent.set)
+            self._sessions[hello.session] = _Session(
+                hello.session, peer, time.monotonic(), self._unsent.set, self.leases
+            )
         await self._say(peer, wire.Welcome(hello.session, self.engine.info))
         await self._say_state(self._sessions[hello.session])
 
     async def _submit(self, session: _Session, message: wire.Submit) -> None:
         wire_id = message.request.request_id
+        if message.lease:
+            self.leases.claim(message.lease, wire_id)
         try:
             await self.engine.submit(message.request, session)
         except EngineError as error:
             session.alive.discard(wire_id)
+            self.leases.end([wire_id])
             session.submitting.pop(wire_id, None)
             retry = error.retry_after_s if isinstance(error, Overloaded) else 0.0
             await self._say(session.peer, wire.Refused(wire_id, type(error).__name__, str(error), retry))

@@ -14,7 +14,7 @@ import msgspec
 
 from vllm_deepinfer.engine.messages import EngineInfo, GenerateRequest, Health, Load, TokenDelta
 
-VERSION = 2
+VERSION = 3
 """Both ends must have the same; raise it with every change of a message."""
 
 
@@ -30,10 +30,14 @@ class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Submit(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Gateway: accept this request, whose id is the wire id. Answered by `Accepted` or `Refused`."""
+    """Gateway: accept this request, whose id is the wire id. Answered by `Accepted` or `Refused`.
+
+    ``lease`` is the key under which a call to the replica waits for the request's end; "": none does.
+    """
 
     session: str
     request: GenerateRequest
+    lease: str = ""
 
 
 class Abort(Message, frozen=True, array_like=True, tag=True, gc=False):
