@@ -57,6 +57,12 @@ def gateway_key(context: typer.Context) -> int:
     return pass_on("vllm_deepinfer.gateway.command:gateway_key", context)
 
 
+@app.command(context_settings=_PASS_ON)
+def check(context: typer.Context) -> int:
+    """Say all that is wrong with a recipe, or what it would place."""
+    return pass_on("vllm_deepinfer.recipes.command:check", context)
+
+
 @app.command()
 def bench(
     name: Annotated[

@@ -58,7 +58,7 @@ def _sentence(detail: Any, document: Document) -> str:
     told = _SAYS.get(detail["type"]) or _lower(detail["msg"])
     if path[-1:] == ("replicas",):
         told = "write a whole number, or {min, max, initial}"
-    return f"{where} is {_short(detail['input'])}: {told}."
+    return f"{where} is {short(detail['input'])}: {told}."
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -114,6 +114,7 @@ def _lower(text: str) -> str:
     return f"{text[:1].lower()}{text[1:]}"
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value as the author wrote it, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

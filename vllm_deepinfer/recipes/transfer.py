@@ -20,8 +20,8 @@ class Nixl(Part):
         side_channel_base_port: of the first replica on a node; each further replica on that node (and each of
             its data-parallel ranks) takes the next. None: the application chooses free ports.
         num_threads: of the transfer; 0 on a CPU: more spin on the cores that the engines need.
-        lease_s: prefilled KV that no decode worker fetches is released after this:
-            VLLM_NIXL_ABORT_REQUEST_TIMEOUT.
+        lease_s: prefilled KV that no decode worker asks for is released after this; one that waits for its
+            turn renews it (vLLM's kv_lease_duration, whole seconds).
     """
 
     buffer_device: Literal["cpu", "cuda"] = "cuda"
@@ -29,7 +29,7 @@ class Nixl(Part):
     side_channel_host: Text | None = None
     side_channel_base_port: Port | None = None
     num_threads: Annotated[int, Field(ge=0)] = 4
-    lease_s: Positive = 480.0
+    lease_s: Annotated[int, Field(ge=1)] = 30
 
 
 class Transfer(Part):
