@@ -48,6 +48,7 @@ class _Live:
         self.emitted: list[int] = []
         self.attempts = 0
         self.worker, self.attempt = "", ""  # "" while it is routed
+        self.placing = False  # whether the worker has yet to answer
 
     def next_attempt(self) -> GenerateRequest:
         self.attempts += 1
@@ -216,10 +217,11 @@ class PooledEngine:
             self.counts["stale"] += choice.stale
             self.counts["marked"] += choice.marked
             request = live.next_attempt()
-            live.worker = choice.worker
+            live.worker, live.placing = choice.worker, True
             self._by_attempt[live.attempt] = live
             try:
                 await serving[choice.worker].submit(request, self._deliver)
+                self._placed(live, request)
                 if self._live.get(live.request.request_id) is not live:  # aborted meanwhile
                     await serving[choice.worker].abort([request.request_id])
                 return
@@ -232,6 +234,14 @@ class PooledEngine:
                 if live.request.request_id not in self._live:
                     return  # aborted meanwhile
                 live.worker = ""
+            finally:
+                live.placing = False
+
+    def _placed(self, live: _Live, request: GenerateRequest) -> None:
+        """The worker has accepted; if it was lost to the pool meanwhile, the request goes on elsewhere."""
+        live.placing = False
+        if live.attempt == request.request_id and live.worker and live.worker not in self._workers:
+            self._move(live, f"worker {live.worker} was lost")
 
     @staticmethod
     def _nowhere(refused: Mapping[str, EngineError], any_serving: bool) -> EngineError:
@@ -276,7 +286,8 @@ class PooledEngine:
         return engine is None or engine.health().state in LOST
 
     def _lose(self, worker: str) -> None:
-        for live in [one for one in self._live.values() if one.worker == worker]:
+        # One that is being placed there is not moved: its `submit` raises, or `_placed` sees to it.
+        for live in [one for one in self._live.values() if one.worker == worker and not one.placing]:
             self._move(live, f"worker {worker} was lost")
 
     def _move(self, live: _Live, why: str) -> None:

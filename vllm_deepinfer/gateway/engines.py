@@ -41,7 +41,7 @@ def simulated(model: Path, arguments: list[str]) -> SimulatedEngine:
     numbers = {
         field.name for field in fields(SimulatedConfig) if field.type in ("int", "float", "int | None")
     }
-    values: dict[str, Any] = _vocabulary(model)
+    values: dict[str, Any] = vocabulary(model)
     rest = list(arguments)
     while rest:
         flag = rest.pop(0)
@@ -65,7 +65,8 @@ def _flags(names: set[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
 
 
-def _vocabulary(model: Path) -> dict[str, Any]:
+def vocabulary(model: Path) -> dict[str, Any]:
+    """What a simulated engine pretends: the model's name, vocab_size and eos_token_id. Raises: UserError."""
     file = model / "tokenizer.json"
     try:
         parsed = json.loads(file.read_text(encoding="utf-8"))

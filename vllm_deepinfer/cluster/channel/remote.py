@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -61,6 +62,9 @@ class RemoteEngine:
     A replica that falls silent ends all requests with an error; when it is heard again, or another one at its
     address, a new session begins and the engine is READY again.
 
+    Attributes:
+        load_at: When the replica last told its load, by `time.monotonic`.
+
     Args:
         address: The server's.
         keys: Needed beyond the loopback.
@@ -81,6 +85,7 @@ class RemoteEngine:
         check_address(address, keys)
         self.address = address
         self.lost_sessions = 0
+        self.load_at = -math.inf
         self._keys, self._beat_s, self._silent_s, self._start_s = keys, beat_s, silent_s, start_s
         self._info = EngineInfo(model=address, max_model_len=0)
         self._load, self._health = Load(), Health(state=HealthState.STARTING, detail="Not connected yet.")
@@ -211,6 +216,8 @@ class RemoteEngine:
                 await self._renew(f"the engine replica at {self.address} sent what is no message: {error}")
                 continue
             self._heard = time.monotonic()
+            if hasattr(message, "load"):
+                self.load_at = self._heard
             if isinstance(message, wire.Step):
                 await self._step(message)
             elif isinstance(message, wire.State):

@@ -1,0 +1,128 @@
+"""A replica's engine, made from its pool's part of the recipe."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from vllm_deepinfer.engine import Engine
+from vllm_deepinfer.engine.simulated import SimulatedEngine, hashed_tokens
+from vllm_deepinfer.errors import UserError
+from vllm_deepinfer.gateway.engines import make_engine, vocabulary
+from vllm_deepinfer.recipes.checkpoints import ensure_checkpoint
+from vllm_deepinfer.recipes.schema import Pool, Recipe, Simulated
+
+from .specs import ReplicaSpec
+
+HAND_OVER = "vllm_deepinfer.hand_over"
+"""Entry points: role, lease and deadline → what vLLM's --kv-transfer-config takes."""
+
+
+def engine_of(spec: ReplicaSpec) -> Engine:
+    """An engine that is not started. Sets this process's environment to the pool's.
+
+    Raises: UserError.
+    """
+    recipe, pool = spec.whole, spec.settings
+    folder = Path(pool.model_path) if pool.model_path else ensure_checkpoint(recipe)
+    if pool.engine == "simulated":
+        return _simulated(recipe, pool, folder)
+    os.environ.update(_environment(spec))
+    return make_engine(
+        "vllm", folder, flags({**_transfer(recipe, pool), **pool.engine_args, **_own(recipe, pool)})
+    )
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """EngineArgs by name as the flags of `vllm serve`; a value of None leaves vLLM's default."""
+    made: list[str] = []
+    for name, value in arguments.items():
+        flag = "--" + name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            made.append(flag if value else "--no-" + flag[2:])
+        elif isinstance(value, (dict, list)) and not (
+            isinstance(value, list) and all(isinstance(one, (str, int)) for one in value)
+        ):
+            made += [flag, json.dumps(value)]
+        elif isinstance(value, list):
+            made += [flag, *map(str, value)]
+        else:
+            made += [flag, str(value)]
+    return made
+
+
+def _simulated(recipe: Recipe, pool: Pool, folder: Path) -> SimulatedEngine:
+    words = vocabulary(folder)
+    sizes = pool.simulated or Simulated()
+    config = sizes.config(
+        recipe.served_names[0], vocab_size=words["vocab_size"], eos_token_id=words["eos_token_id"]
+    )
+    return SimulatedEngine(config, tokens=hashed_tokens(config.vocab_size))
+
+
+def _own(recipe: Recipe, pool: Pool) -> dict[str, Any]:
+    """What the application decides."""
+    own: dict[str, Any] = {"dtype": recipe.model.dtype}
+    if pool.kv_gib is not None and pool.resources.gpus:
+        own["kv_cache_memory_bytes"] = int(pool.kv_gib * (1 << 30))
+    return own
+
+
+def _transfer(recipe: Recipe, pool: Pool) -> dict[str, Any]:
+    if recipe.transfer.kind != "nixl" or pool.role not in ("prefill", "decode"):
+        return {}
+    found = {point.name: point for point in entry_points(group=HAND_OVER)}
+    if "nixl" not in found:
+        raise UserError("transfer.kind nixl needs vllm-deepinfer-plugins on every node; install it.")
+    nixl = recipe.transfer.nixl
+    config = found["nixl"].load()(
+        pool.role,
+        lease_s=nixl.lease_s,
+        fetch_timeout_s=recipe.transfer.timeout_s,
+        cpu=nixl.buffer_device == "cpu",
+    )
+    return {"kv_transfer_config": config}
+
+
+def _environment(spec: ReplicaSpec) -> dict[str, str]:
+    pool, nixl = spec.settings, spec.whole.transfer.nixl
+    environment = {"VLLM_NIXL_SIDE_CHANNEL_HOST": nixl.side_channel_host or spec.host(), **pool.env}
+    if pool.kv_gib is not None and not pool.resources.gpus:
+        environment["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(pool.kv_gib))
+    if pool.cpu_binds or nixl.side_channel_base_port is not None:
+        slot = claim_slot(f"{spec.session}-{spec.pool}")
+        if pool.cpu_binds:
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = pool.cpu_binds[slot % len(pool.cpu_binds)]
+    if nixl.side_channel_base_port is not None:
+        # One series for all pools of the node: prefill and decode must not meet on a port (ray #60057).
+        port = nixl.side_channel_base_port + claim_slot(f"{spec.session}-nixl")
+        environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
+    return environment
+
+
+_slots: list[int] = []
+
+
+def claim_slot(series: str) -> int:
+    """The lowest number of a series that no other process of this node has; freed when this one ends."""
+    folder = Path(tempfile.gettempdir()) / f"vllm-deepinfer-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for slot in range(4096):
+        handle = os.open(folder / f"{series}-{slot}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            continue
+        _slots.append(handle)  # the lock lives as long as the handle
+        return slot
+    raise UserError(f"no free slot in {folder} for {series}.")

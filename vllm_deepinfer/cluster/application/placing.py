@@ -1,0 +1,123 @@
+"""Waits until the application runs, and says which pool could not be placed, and for want of what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+from ray import serve
+
+from vllm_deepinfer.errors import UserError
+from vllm_deepinfer.recipes.schema import Pool, Recipe
+
+from .placement import bundle_of
+
+
+class PlacementError(UserError):
+    """A pool has no place in the cluster, or did not start."""
+
+
+def await_running(name: str, recipe: Recipe, say: Callable[[str], None], poll_s: float = 0.2) -> None:
+    """Return when every deployment of the application is healthy.
+
+    A replica that Ray has placed has an actor; one that waits for resources has none, and after
+    `deadlines.place_s` the start fails with what is missing where.
+
+    Raises:
+        PlacementError: One sentence.
+    """
+    limits, began, said = recipe.ray.deadlines, time.monotonic(), ""
+    placed_at: float | None = None
+    while True:
+        application = serve.status().applications.get(name)
+        states = {} if application is None else dict(application.deployments)
+        line = ", ".join(f"{one} {_progress(state)}" for one, state in sorted(states.items()))
+        if line and line != said:
+            say(line)
+            said = line
+        if application is not None and application.status == "RUNNING":
+            return
+        if application is not None and application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            raise PlacementError(_failure(application, states))
+        now = time.monotonic()
+        unplaced = unplaced_pools(name, recipe)
+        if unplaced and now - began > limits.place_s:
+            pool = unplaced[0]
+            raise PlacementError(why_unplaced(pool, recipe.pools[pool], limits.place_s))
+        if not unplaced and placed_at is None:
+            placed_at = now
+        if placed_at is not None and now - placed_at > limits.start_s:
+            raise PlacementError(
+                f"the engines were not ready within {limits.start_s:g} s of their placement: {line}."
+            )
+        time.sleep(poll_s)
+
+
+def unplaced_pools(name: str, recipe: Recipe) -> list[str]:
+    """Pools with fewer placed groups than replicas at the start."""
+    placed = dict.fromkeys(recipe.pools, 0)
+    for group in ray.util.placement_group_table().values():
+        for pool in recipe.pools:
+            if group["state"] == "CREATED" and f"{name}#{pool}#" in group["name"]:
+                placed[pool] += 1
+    groups = {
+        pool: -(-one.replicas.at_start // (one.placement.gang or 1)) for pool, one in recipe.pools.items()
+    }
+    return [pool for pool, count in placed.items() if count < groups[pool]]
+
+
+def why_unplaced(name: str, pool: Pool, waited_s: float, nodes: list[Mapping[str, Any]] | None = None) -> str:
+    """Which resource is missing where, of what one replica's bundle needs."""
+    need = bundle_of(pool.resources)
+    alive = [node for node in (ray.nodes() if nodes is None else nodes) if node["Alive"]]
+    free = _free_by_node() if nodes is None else {node["NodeID"]: node["Resources"] for node in alive}
+    wanted = pool.resources.node_labels
+    parts = []
+    for node in alive:
+        labels = node.get("Labels", {})
+        unmet = [f"label {key}={value}" for key, value in wanted.items() if labels.get(key) != value]
+        has = free.get(node["NodeID"], {})
+        unmet += [
+            f"{_amount(key, amount)} (free {_amount(key, has.get(key, 0.0), bare=True)})"
+            for key, amount in need.items()
+            if has.get(key, 0.0) < amount
+        ]
+        parts.append(
+            f"node {node['NodeManagerAddress']} lacks {', '.join(unmet) or 'nothing for one replica more'}"
+        )
+    bundle = ", ".join(_amount(key, amount) for key, amount in need.items())
+    return (
+        f"pool {name} could not be placed within {waited_s:g} s: each of its {pool.replicas.at_start} "
+        f"replicas needs {pool.placement.bundles} × {{{bundle}}}, and "
+        f"{'; '.join(parts) or 'the cluster has no node'}; add nodes, or ask for less."
+    )
+
+
+def _free_by_node() -> Mapping[str, Mapping[str, float]]:
+    from ray._private.state import available_resources_per_node
+
+    return available_resources_per_node()
+
+
+def _amount(key: str, amount: float, *, bare: bool = False) -> str:
+    text = f"{amount / (1 << 30):g} GiB" if key == "memory" else f"{amount:g}"
+    return text if bare else f"{text} {key}"
+
+
+def _progress(state: Any) -> str:
+    counts = {str(getattr(key, "value", key)): count for key, count in state.replica_states.items()}
+    return "+".join(f"{count} {key.lower()}" for key, count in counts.items() if count) or "waiting"
+
+
+def _failure(application: Any, states: Mapping[str, Any]) -> str:
+    messages = [
+        f"{name}: {_last_line(state.message)}" for name, state in states.items() if state.status != "HEALTHY"
+    ]
+    return "the application did not start: " + ("; ".join(messages) or _last_line(application.message)) + "."
+
+
+def _last_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return (lines[-1] if lines else "no reason was given").rstrip(".")
