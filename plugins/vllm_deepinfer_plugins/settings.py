@@ -34,6 +34,12 @@ class Settings(BaseModel):
             once, or a graph holds. None: 32 on a CPU, 128 elsewhere.
         step_cost_file: Where the fitted cost model is kept. None: in vLLM's cache folder.
         native_kernels: Compile the CPU's bfloat16 kernels with the machine's C compiler and use them.
+        encoder_replay: Window KV leaves the prefix cache and is computed again after a hit. None: on, unless
+            batch-invariant mode or --no-swa-bounded-replay is.
+        decoder_replay: Layers behind the last KV source compute a prompt's last rows only. None: where
+            encoder_replay is on, or there is no prefix cache.
+        window_tier_mib: Host memory for window KV of prefixes that may be hit again; 0: none.
+        window_tier_ttl_s: How long such window KV is kept.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,6 +47,10 @@ class Settings(BaseModel):
     portable_model: StrictBool = False
     batch_invariant: StrictBool | None = None
     native_kernels: StrictBool = True
+    encoder_replay: StrictBool | None = None
+    decoder_replay: StrictBool | None = None
+    window_tier_mib: Annotated[int, Field(strict=True, ge=0)] = 256
+    window_tier_ttl_s: Positive = 300.0
     itl_target_ms: Positive | None = None
     itl_percentile: Annotated[Positive, Field(lt=100)] = 99.0
     step_budget_ms: Positive | None = None

@@ -25,6 +25,7 @@ class AttentionKernels:
         entries: Paged | None,
         chosen: torch.Tensor | None,
         sink: torch.Tensor,
+        floors: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of single rows of many requests.
 
@@ -33,8 +34,10 @@ class AttentionKernels:
             positions, requests: [tokens] int64.
             reach: Window keys of a row, itself among them.
             chosen: [tokens, k] int64 entry numbers, −1 for none; None without entries.
+            floors: [tokens] int64, the first position whose window key a row may see; None for all.
         """
         assert positions.is_contiguous() and requests.is_contiguous()
+        assert floors is None or floors.is_contiguous()
         query, out = query.contiguous(), torch.empty(query.shape, dtype=query.dtype)
         chosen = None if chosen is None else chosen.contiguous()
         self.checked(
@@ -43,6 +46,7 @@ class AttentionKernels:
                 *query.shape,
                 positions.data_ptr(),
                 requests.data_ptr(),
+                None if floors is None else floors.data_ptr(),
                 ctypes.byref(window.structure),
                 reach,
                 None if entries is None else ctypes.byref(entries.structure),
@@ -65,6 +69,7 @@ class AttentionKernels:
         entries: Paged | None,
         chosen: torch.Tensor | None,
         sink: torch.Tensor,
+        floor: int = 0,
     ) -> torch.Tensor:
         """As `attend_rows`, for a prompt chunk: rows at ``begin`` and following of one request."""
         query, out = query.contiguous(), torch.empty(query.shape, dtype=query.dtype)
@@ -75,6 +80,7 @@ class AttentionKernels:
                 *query.shape,
                 begin,
                 request,
+                floor,
                 ctypes.byref(window.structure),
                 reach,
                 None if entries is None else ctypes.byref(entries.structure),

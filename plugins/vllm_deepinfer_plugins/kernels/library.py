@@ -33,8 +33,8 @@ _SIGNATURES = {
     "pool": "plilp",
     "route": "pllppliifpp",
     "engram": "pppplilfp",
-    "attend_rows": "plilppplpplpfp",
-    "attend_span": "plilllplpplpfp",
+    "attend_rows": "plilpppplpplpfp",
+    "attend_span": "plillllplpplpfp",
     "select_rows": "pplilppplplp",
     "select_span": "pplilllplplp",
 }

@@ -60,11 +60,15 @@ class Attention(nn.Module):
         """Queries, window KV and index queries of tokens [tokens, hidden] at rotations [tokens, pairs]."""
         latent = self.q_norm(self.wq_a(x))
         query = rotate(self.wq_b(latent).unflatten(-1, (self.heads, self.size)), rotations, in_place=True)
-        window = cached_row(self.wkv(x), rotations, "fp8", self.kv_norm)
-        raw = None if self.compressor is None else self.compressor.project(x)
+        window, raw = self.keys(x, rotations)
         if self.indexer is None:
             return Projected(query, window, raw, None, None)
         return Projected(query, window, raw, *self.indexer.queries(x, latent, rotations))
+
+    def keys(self, x: torch.Tensor, rotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What tokens [tokens, hidden] leave behind: ``window`` and ``raw`` of `Projected`."""
+        window = cached_row(self.wkv(x), rotations, "fp8", self.kv_norm)
+        return window, None if self.compressor is None else self.compressor.project(x)
 
     def entry(self, group: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """The compressed entry that ends at each token: [tokens, head_dim + index_head_dim].

@@ -39,17 +39,29 @@ class Backbone(nn.Module):
         if needs_ids and hashes is None:
             raise ValueError("engram_layer_ids is not empty, so the model needs the tokenizer's EngramHash")
         self.ngrams = NgramRows(hashes) if needs_ids and hashes is not None else None
+        self.last_source = max((plan.index for plan in config.schedule() if plan.owns_kv), default=None)
 
     def forward(self, ids: torch.Tensor, sequence: Sequence) -> torch.Tensor:
-        """Normalised hidden states [tokens, hidden] of token ids [tokens]."""
+        """Normalised hidden states [tokens, hidden] of token ids [tokens]; 0 for rows that are not kept."""
         streams = F.embedding(ids, self.embed.weight).unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         pre = torch.zeros(len(ids), self.config.hc_mult, device=ids.device)
         pre[:, 0] = 1
         rows = self._engram_rows(ids, sequence)
+        kept = None if self.last_source is None else sequence.kept()
         for layer in self.layers:
-            streams, pre = layer(streams, pre, sequence, rows)
+            written = False
+            if kept is not None and layer.plan.index == self.last_source:
+                # From here on the other rows would be computed for nobody: what they leave is written.
+                layer.write(streams, pre, sequence, rows)
+                if not len(kept):
+                    return streams.new_zeros(len(ids), self.config.hidden_size)
+                sequence, streams, pre, written = sequence.narrow(kept), streams[kept], pre[kept], True
+                rows = None if rows is None else rows[kept]
+            streams, pre = layer(streams, pre, sequence, rows, written)
         hidden: torch.Tensor = sequence.tiles(lambda s, p: self.norm(collapse(s, p)), streams, pre)
-        return hidden
+        if kept is None:
+            return hidden
+        return hidden.new_zeros(len(ids), hidden.shape[1]).index_copy_(0, kept, hidden)
 
     def _engram_rows(self, ids: torch.Tensor, sequence: Sequence) -> torch.Tensor | None:
         if self.ngrams is None:

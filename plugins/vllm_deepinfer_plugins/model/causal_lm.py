@@ -13,7 +13,7 @@ from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 
-from vllm_deepinfer.checkpoint.config import V41Config
+from vllm_deepinfer.checkpoint.config import TextConfig, V41Config
 from vllm_deepinfer.checkpoint.verify import INDEX, SINGLE
 
 from ..kernels import Kernels, suspended
@@ -26,8 +26,9 @@ from .packing import pack
 from .paged import PagedSequence, Stores
 from .quant import CACHE_DTYPE
 from .sequence import Store
-from .stores import PagedStore
+from .stores import Hits, PagedStore
 from .tiles import ROWS, RowTiles
+from .truncation import Truncation
 from .weights import load_into
 from .whole import WholeSequences
 
@@ -52,7 +53,9 @@ class DeepseekV41ForCausalLM(nn.Module):
         self._wants_kernels = settings.native_kernels
         self._kernels: Kernels | None = None
         self.backbone = Backbone(config, engram_hash(vllm_config.model_config), self.dtype)
-        self.stores = _make_stores(vllm_config, f"{prefix}." if prefix else "")
+        self.stores = make_stores(
+            vllm_config, config, f"{prefix}." if prefix else "", replayed=settings.encoder_replay is True
+        )
         # Modules, so that vLLM and a caller that lists modules see the stores.
         self._paged = nn.ModuleList([*self.stores.tokens.values(), *self.stores.entries.values()])
         self._ready = False
@@ -71,9 +74,11 @@ class DeepseekV41ForCausalLM(nn.Module):
         positions: torch.Tensor,
         intermediate_tensors: Any = None,
         inputs_embeds: torch.Tensor | None = None,
+        truncation: Truncation | None = None,
+        lookback: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Hidden states [tokens, hidden] of one engine step."""
+        """Hidden states [tokens, hidden] of one engine step; the last two arguments as of `PagedSequence`."""
         if inputs_embeds is not None:
             raise ValueError(
                 "this DeepSeek-V4.1 class is text only: send token ids, not embeddings or images"
@@ -82,15 +87,21 @@ class DeepseekV41ForCausalLM(nn.Module):
             self._prepare(input_ids.device)
         # Kernels are on for a whole process, in which another engine may have asked for them.
         with suspended() if self._kernels is None else nullcontext():
-            return self._forward(input_ids, positions)
+            return self._forward(input_ids, positions, truncation, lookback)
 
-    def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        truncation: Truncation | None,
+        lookback: torch.Tensor | None,
+    ) -> torch.Tensor:
         metadata = get_forward_context().attn_metadata
         if metadata is None:
             return self._profile(input_ids)
         ours = {store.prefix: metadata[store.prefix] for store in self._paged}
         tokens = next(iter(ours.values())).tokens
-        sequence = self._sequence(positions[:tokens].long(), ours)
+        sequence = self._sequence(positions[:tokens].long(), ours, truncation, lookback)
         hidden: torch.Tensor = self.backbone(input_ids[:tokens], sequence)
         return hidden if tokens == len(input_ids) else _pad(hidden, len(input_ids))
 
@@ -102,11 +113,11 @@ class DeepseekV41ForCausalLM(nn.Module):
         self._kernels = load_or_warn() if self._wants_kernels else None
         pack(self.backbone, self._kernels)
 
-    def _sequence(self, positions: torch.Tensor, metadata: dict[str, Any]) -> PagedSequence:
-        parts = (self.config, positions, self.tiles, self.stores, metadata)
+    def _sequence(self, positions: torch.Tensor, *step: Any) -> PagedSequence:
+        parts = (self.config, positions, self.tiles, self.stores, *step)
         if self._kernels is None or not has_kernels_for(self.config):
             return PagedSequence(*parts)
-        return NativePagedSequence(*parts, self._kernels)
+        return NativePagedSequence(*parts, kernels=self._kernels)
 
     def _profile(self, input_ids: torch.Tensor) -> torch.Tensor:
         """A run without caches: the plain form over the first rows, zeros behind them."""
@@ -126,29 +137,37 @@ class DeepseekV41ForCausalLM(nn.Module):
         return {f"backbone.{name}" for name in load_into(self.backbone, weights, self.dtype)}
 
 
-def _make_stores(vllm_config: VllmConfig, prefix: str) -> Stores:
-    config = V41Config.from_dict(vllm_config.model_config.hf_config.to_dict()).text_config
+def make_stores(vllm_config: Any, config: TextConfig, prefix: str = "", *, replayed: bool = False) -> Stores:
+    """The paged arrays of a model, registered with vLLM.
+
+    Args:
+        vllm_config: Of the engine: the block size and the layer registry.
+        prefix: Of the layer names.
+        replayed: Window KV is rebuilt after a prefix hit, so that only the entries are cached: Engram then
+            needs a lookback.
+    """
     tokens: dict[tuple[Store, int], PagedStore] = {}
     entries: dict[int, PagedStore] = {}
-    if any(plan.engram is not None for plan in config.schedule()):
-        name, depth = f"{prefix}layers.0.ids", config.engram_max_ngram_size
-        tokens[Store.IDS, 0] = PagedStore(vllm_config, name, 1, torch.int32, window=depth)
-    reach = max(config.sliding_window, 2)  # vLLM's prefix cache never hits behind a window of one token
+    size, depth = config.head_dim, config.engram_max_ngram_size
+
+    def store(name: str, channels: int, dtype: torch.dtype, **kind: Any) -> PagedStore:
+        return PagedStore(vllm_config, f"{prefix}layers.{name}", channels, dtype, **kind)
+
+    if any(plan.engram is not None for plan in config.schedule()) and not replayed:
+        tokens[Store.IDS, 0] = store("0.ids", 1, torch.int32, window=depth)
+    # vLLM's prefix cache never hits behind a window of one token.
+    reach = config.sliding_window if replayed else max(config.sliding_window, 2)
+    window: dict[str, Any] = {"window": reach, "hits": Hits.REPLAYED if replayed else Hits.CACHED}
     for plan in config.schedule():
-        layer = f"{prefix}layers.{plan.index}.attn"
-        size = config.head_dim
-        tokens[Store.WINDOW, plan.index] = PagedStore(
-            vllm_config, f"{layer}.window", size, CACHE_DTYPE, window=reach
-        )
+        at = f"{plan.index}.attn"
+        tokens[Store.WINDOW, plan.index] = store(f"{at}.window", size, CACHE_DTYPE, **window)
         if plan.owns_kv:
             channels = size + config.index_head_dim
-            entries[plan.index] = PagedStore(
-                vllm_config, f"{layer}.entries", channels, CACHE_DTYPE, ratio=plan.ratio
-            )
+            entries[plan.index] = store(f"{at}.entries", channels, CACHE_DTYPE, ratio=plan.ratio)
         if plan.owns_kv and plan.ratio > 1:
-            tokens[Store.POOL, plan.index] = PagedStore(
-                vllm_config, f"{layer}.pool", 2 * size, torch.float32, window=plan.ratio
-            )
+            hits = Hits.NEVER if replayed else Hits.CACHED
+            pool = {"window": plan.ratio, "hits": hits}
+            tokens[Store.POOL, plan.index] = store(f"{at}.pool", 2 * size, torch.float32, **pool)
     return Stores(tokens, entries)
 
 

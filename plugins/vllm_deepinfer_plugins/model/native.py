@@ -18,6 +18,7 @@ from .paged import PagedSequence, Stores
 from .sequence import Store
 from .stores import PagedMetadata, PagedStore
 from .tiles import RowTiles
+from .truncation import Truncation
 
 
 def has_kernels_for(config: TextConfig) -> bool:
@@ -36,9 +37,12 @@ class NativePagedSequence(PagedSequence):
         tiles: RowTiles,
         stores: Stores,
         metadata: Mapping[str, PagedMetadata],
+        truncation: Truncation | None = None,
+        lookback: torch.Tensor | None = None,
+        *,
         kernels: Kernels,
     ) -> None:
-        super().__init__(config, positions, tiles, stores, metadata)
+        super().__init__(config, positions, tiles, stores, metadata, truncation, lookback)
         self.kernels = kernels
         self._views: dict[str, Paged] = {}
         singles = [span.start for span in self.spans if span.count == 1]
@@ -46,6 +50,10 @@ class NativePagedSequence(PagedSequence):
             slice(None) if len(singles) == len(positions) else torch.tensor(singles, dtype=torch.int64)
         )
         self._any_single = bool(singles)
+
+    def _over(self, positions: torch.Tensor, metadata: Mapping[str, PagedMetadata]) -> NativePagedSequence:
+        parts = (self.config, positions, self.tiles, self.stores, metadata, self.truncation)
+        return type(self)(*parts, kernels=self.kernels)
 
     def _view(self, place: PagedStore) -> Paged:
         if place.prefix not in self._views:
@@ -106,11 +114,21 @@ class NativePagedSequence(PagedSequence):
         window, reach = self._view(self.stores.tokens[Store.WINDOW, plan.index]), self.config.sliding_window
         entries = None if plan.kv_source is None else self._view(self.stores.entries[plan.kv_source])
         chosen = None if entries is None else self._selected
+        floors = self._floors(plan.index)
         if self._any_single:
             rows = self._singles
             own = None if chosen is None else chosen[rows]
+            requests = self.request[rows]
             single = self.kernels.attend_rows(
-                queries[rows], self.positions[rows], self.request[rows], window, reach, entries, own, sink
+                queries[rows],
+                self.positions[rows],
+                requests,
+                window,
+                reach,
+                entries,
+                own,
+                sink,
+                floors=None if floors is None else floors[requests],
             )
             if isinstance(rows, slice):
                 return single
@@ -121,6 +139,14 @@ class NativePagedSequence(PagedSequence):
             if span.count > 1:
                 own = None if chosen is None else chosen[span.rows]
                 outputs[span.rows] = self.kernels.attend_span(
-                    queries[span.rows], span.begin, span.request, window, reach, entries, own, sink
+                    queries[span.rows],
+                    span.begin,
+                    span.request,
+                    window,
+                    reach,
+                    entries,
+                    own,
+                    sink,
+                    floor=self._floor(plan.index, span),
                 )
         return outputs

@@ -8,7 +8,7 @@ has fixed shapes whatever else is in the step: keys are gathered per row and sco
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,7 @@ from .selection import Candidates, all_visible, selection_mask, top_positions
 from .sequence import Sequence, Store
 from .stores import PagedMetadata, PagedStore
 from .tiles import RowTiles
+from .truncation import Truncation
 
 KEY_TILE = 256
 """Entries scored at once in batch-invariant mode."""
@@ -72,6 +73,9 @@ class PagedSequence(Sequence):
         tiles: How row functions are run; its ``rows`` decide the arithmetic.
         stores: The model's paged arrays.
         metadata: vLLM's metadata by store prefix.
+        truncation: Where window KV begins and which rows go how far; None where nothing is cut.
+        lookback: [requests, depth − 1] int64, ids of the tokens in front of each request's first row, the
+            nearest last, −1 where there is none; None where there is a paged store of ids.
     """
 
     def __init__(
@@ -81,17 +85,22 @@ class PagedSequence(Sequence):
         tiles: RowTiles,
         stores: Stores,
         metadata: Mapping[str, PagedMetadata],
+        truncation: Truncation | None = None,
+        lookback: torch.Tensor | None = None,
     ) -> None:
         super().__init__(config, positions, tiles)
-        self.stores, self.metadata = stores, metadata
-        any_metadata = next(iter(metadata.values()))
-        self.spans = _spans(any_metadata)
+        self.stores, self.metadata, self.truncation = stores, metadata, truncation
+        self._last_source = max(stores.entries, default=config.num_hidden_layers)
+        self._behind = None if truncation is None else truncation.behind
+        self._lookback, self._ids = lookback, positions.new_empty(0)
+        self._any = next(iter(metadata.values()))
+        self.spans = _spans(self._any)
         counts = torch.tensor([span.count for span in self.spans])
         self.request = torch.repeat_interleave(torch.tensor([span.request for span in self.spans]), counts)
         self.candidates = Candidates(
             config.candidate_topk_blocks, config.candidate_block_size, self.invariant
         )
-        self._indices: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._indices: dict[tuple[int, ...], torch.Tensor] = {}
         self._selected = positions.new_empty(0, 0)
         self._entry_rows: dict[int, torch.Tensor] = {}
         self._blocks: torch.Tensor | None = None
@@ -101,11 +110,52 @@ class PagedSequence(Sequence):
         """Whether a row's bits may depend on nothing but its own history."""
         return self.tiles.rows is not None
 
+    # Truncation
+
+    def kept(self) -> torch.Tensor | None:
+        return None if self.truncation is None else self.truncation.rows_kept(self.positions, self.request)
+
+    def narrow(self, rows: torch.Tensor) -> PagedSequence:
+        # Each request keeps its last rows, so its length stays what it is.
+        counts = torch.bincount(self.request[rows], minlength=len(self._any.lengths))
+        starts = torch.cat((counts.new_zeros(1), counts.cumsum(0))).int()
+        made: dict[int, PagedMetadata] = {}
+        for part in self.metadata.values():
+            if id(part) not in made:
+                made[id(part)] = replace(part, slots=part.slots[rows], starts=starts, tokens=len(rows))
+        narrowed = self._over(
+            self.positions[rows], {name: made[id(part)] for name, part in self.metadata.items()}
+        )
+        narrowed._blocks = None if self._blocks is None else self._blocks[rows]
+        return narrowed
+
+    def _over(self, positions: torch.Tensor, metadata: Mapping[str, PagedMetadata]) -> PagedSequence:
+        return type(self)(self.config, positions, self.tiles, self.stores, metadata, self.truncation)
+
+    def _floors(self, layer: int) -> torch.Tensor | None:
+        """[requests] the first position whose window KV a layer may read, or None for all."""
+        if self.truncation is None:
+            return None
+        return self._behind if layer > self._last_source else self.truncation.floors
+
+    def _floor(self, layer: int, span: Span) -> int:
+        floors = self._floors(layer)
+        return 0 if floors is None else int(floors[span.request])
+
     # Rows of stores
 
     def put(self, store: Store, layer: int, rows: torch.Tensor) -> None:
+        if store is Store.IDS and self._lookback is not None:
+            self._ids = rows[:, 0].long()
+            return
         place = self.stores.tokens[store, layer]
-        place.rows.index_copy_(0, self._new_rows(place), rows.to(place.dtype))
+        places = self._new_rows(place)
+        if store is Store.POOL and self.truncation is not None:
+            # In front of a hit's last group, which nobody reads, the block table has no blocks.
+            hits = self.truncation.hits[self.request]
+            written = (self.positions >= hits - hits % place.window).nonzero().squeeze(1)
+            places, rows = places[written], rows[written]
+        place.rows.index_copy_(0, places, rows.to(place.dtype))
 
     def _new_rows(self, place: PagedStore) -> torch.Tensor:
         """[tokens] row numbers of the step's own tokens; stores of one group share them."""
@@ -116,19 +166,32 @@ class PagedSequence(Sequence):
         return self._indices[key]
 
     def history(self, store: Store, layer: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        place = self.stores.tokens[store, layer]
         back = torch.arange(count - 1, -1, -1, device=self.positions.device)
         known = self.positions.unsqueeze(-1) >= back
-        rows = place.rows.index_select(0, self._history_rows(place, count).flatten())
+        if store is Store.IDS and self._lookback is not None:
+            return self._ids_history(back, self._lookback).unsqueeze(-1), known
+        place = self.stores.tokens[store, layer]
+        rows = place.rows.index_select(0, self._history_rows(place, count, layer).flatten())
         return rows.unflatten(0, (-1, count)), known
 
-    def _history_rows(self, place: PagedStore, count: int) -> torch.Tensor:
+    def _ids_history(self, back: torch.Tensor, lookback: torch.Tensor) -> torch.Tensor:
+        """[tokens, count] ids of this step's rows and, in front of a request's first one, its lookback."""
+        rows = torch.arange(len(self.positions), device=back.device).unsqueeze(-1)
+        inside = rows - self._any.starts.to(back.device)[self.request].unsqueeze(-1) - back
+        depth = lookback.shape[1]
+        before = lookback[self.request].gather(1, (inside + depth).clamp(0, depth - 1))
+        return torch.where(inside >= 0, self._ids[(rows - back).clamp_min(0)], before)
+
+    def _history_rows(self, place: PagedStore, count: int, layer: int) -> torch.Tensor:
         """[tokens, count] row numbers; row 0, in the null block, where there is no such token."""
-        metadata = self.metadata[place.prefix]
-        key = (id(metadata.block_table), place.rows_per_block, count)
+        metadata, floors = self.metadata[place.prefix], self._floors(layer)
+        key = (id(metadata.block_table), place.rows_per_block, count, id(floors))
         if key not in self._indices:
             back = torch.arange(count - 1, -1, -1, device=self.positions.device)
-            self._indices[key] = self._rows_at(place, self.request, self.positions.unsqueeze(-1) - back)
+            positions = self.positions.unsqueeze(-1) - back
+            if floors is not None:
+                positions = torch.where(positions >= floors[self.request].unsqueeze(-1), positions, -1)
+            self._indices[key] = self._rows_at(place, self.request, positions)
         return self._indices[key]
 
     def _rows_at(self, place: PagedStore, request: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -142,9 +205,12 @@ class PagedSequence(Sequence):
     def put_entries(self, plan: LayerPlan, entries: torch.Tensor) -> None:
         place = self.stores.entries[plan.index]
         rows = self._new_rows(place)
-        if plan.ratio > 1:
-            complete = ((self.positions + 1) % plan.ratio == 0).nonzero().squeeze(1)
-            rows, entries = rows[complete], entries[complete]
+        if plan.ratio > 1 or self.truncation is not None:
+            writes = (self.positions + 1) % plan.ratio == 0
+            if self.truncation is not None:  # what a replay computes again is cached, maybe for others too
+                writes &= self.positions >= self.truncation.hits[self.request]
+            chosen = writes.nonzero().squeeze(1)
+            rows, entries = rows[chosen], entries[chosen]
         place.rows.index_copy_(0, rows, entries.to(place.dtype))
 
     def _entries(self, plan: LayerPlan, span: Span) -> torch.Tensor:
@@ -259,7 +325,7 @@ class PagedSequence(Sequence):
     ) -> torch.Tensor:
         """Attention with each query's own keys gathered, `GATHER_ROWS` or one tile of queries at a time."""
         place = self.stores.tokens[Store.WINDOW, plan.index]
-        window = self._history_rows(place, self.config.sliding_window)[rows]
+        window = self._history_rows(place, self.config.sliding_window, plan.index)[rows]
         near = window > 0
         chosen = None if plan.kv_source is None else self._chosen_rows(plan)[rows]
         outputs, step = [], tile or GATHER_ROWS
@@ -292,13 +358,13 @@ class PagedSequence(Sequence):
         if plan.kv_source is not None:
             source = self.stores.entries[plan.kv_source]
             entries = source.rows[self._entries(plan, span)][:, : self.config.head_dim]
-        reach = self.config.sliding_window - 1
+        reach, floor = self.config.sliding_window - 1, self._floor(plan.index, span)
         step = max(DENSE_ELEMENTS // (queries.shape[1] * (span.count + reach + len(entries) + 1)), 1)
         outputs = []
         for start in range(0, span.count, step):
             stop = min(start + step, span.count)
             positions = torch.arange(
-                max(span.begin + start - reach, 0), span.begin + stop, device=queries.device
+                max(span.begin + start - reach, floor), span.begin + stop, device=queries.device
             )
             request = torch.tensor([span.request], device=queries.device)
             keys = place.rows[self._rows_at(place, request, positions.unsqueeze(0))[0]]

@@ -58,6 +58,14 @@ class Sequence(ABC):
         """[tokens]: how many entries of a cache of that ratio each token may see."""
         return (self.positions + 1) // ratio
 
+    def kept(self) -> torch.Tensor | None:
+        """Numbers of the rows that go behind the last KV source, or None for all of them."""
+        return None
+
+    def narrow(self, rows: torch.Tensor) -> Sequence:
+        """The same forward pass over some of its rows only, as `kept` gave them."""
+        raise NotImplementedError
+
     @abstractmethod
     def put(self, store: Store, layer: int, rows: torch.Tensor) -> None:
         """Keep one row per token: [tokens, channels]."""

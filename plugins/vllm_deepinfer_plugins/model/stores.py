@@ -9,6 +9,7 @@ entries, one sliding-window group (or several) for each window length.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +25,22 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec, SlidingWindowMLASpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from .specs import ReplayedWindowSpec, ScratchSpec
+
+
+class Hits(Enum):
+    """What becomes of the rows of a window at a prefix hit."""
+
+    CACHED = "cached"
+    """They are in the prefix cache, and without them there is no hit."""
+    REPLAYED = "replayed"
+    """They are computed again (SWA Bounded Replay)."""
+    NEVER = "never"
+    """No hit ends where they would be read."""
+
+
+SPECS = {Hits.CACHED: SlidingWindowMLASpec, Hits.REPLAYED: ReplayedWindowSpec, Hits.NEVER: ScratchSpec}
 
 
 @dataclass
@@ -111,6 +128,7 @@ class PagedStore(nn.Module, AttentionLayerBase):
         dtype: Element type of the pages.
         window: Rows that stay readable behind the newest token, or None for all of them.
         ratio: Tokens per row.
+        hits: What becomes of the rows of a window at a prefix hit.
     """
 
     def __init__(
@@ -122,10 +140,11 @@ class PagedStore(nn.Module, AttentionLayerBase):
         *,
         window: int | None = None,
         ratio: int = 1,
+        hits: Hits = Hits.CACHED,
     ) -> None:
         super().__init__()
         self.prefix, self.channels, self.dtype = prefix, channels, dtype
-        self.window, self.ratio = window, ratio
+        self.window, self.ratio, self.hits = window, ratio, hits
         self.block_size = vllm_config.cache_config.block_size
         self.kv_cache = torch.tensor([])
         self.rows = torch.tensor([])
@@ -145,7 +164,8 @@ class PagedStore(nn.Module, AttentionLayerBase):
             "block_stride_alignment": self.channels * self.dtype.itemsize,
         }
         if self.window is not None:
-            return SlidingWindowMLASpec(**common, sliding_window=self.window, dcp_sharded=False)
+            more = int(self.hits is Hits.REPLAYED)
+            return SPECS[self.hits](**common, sliding_window=self.window + more, dcp_sharded=False)
         return MLAAttentionSpec(**common, tokens_per_state=self.ratio)
 
     def get_attn_backend(self) -> type[AttentionBackend]:

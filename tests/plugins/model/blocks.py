@@ -2,8 +2,8 @@
 
 Blocks are handed out in random order. Before each step every page that no running request owns is filled
 with NaN, and so are new pages: what the model reads without having written it shows. Blocks behind a sliding
-window go back to the pool, as in vLLM. The null block 0 stays zero, and nothing is written between the pages
-of a packed layout.
+window go back to the pool, as in vLLM; with bounded replay, a hit adopts the entries' blocks alone. The null
+block 0 stays zero, and nothing is written between the pages of a packed layout.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from vllm_deepinfer_plugins.model.paged import PagedSequence, Stores
-from vllm_deepinfer_plugins.model.quant import CACHE_DTYPE
-from vllm_deepinfer_plugins.model.sequence import Store
-from vllm_deepinfer_plugins.model.stores import PagedMetadata, PagedStore
+from vllm_deepinfer_plugins.model.causal_lm import make_stores
+from vllm_deepinfer_plugins.model.paged import PagedSequence
+from vllm_deepinfer_plugins.model.stores import Hits, PagedMetadata, PagedStore
 from vllm_deepinfer_plugins.model.tiles import ROWS, RowTiles
+from vllm_deepinfer_plugins.model.truncation import Truncation
 
-from vllm_deepinfer.checkpoint.config import TextConfig
+from vllm_deepinfer.policy.replay import decoder_start
 
 Group = int | None  # stores of one window share their blocks; None is the group of the entries
 GARBAGE = {torch.int32: 2**31 - 1}
@@ -29,42 +29,22 @@ GARBAGE = {torch.int32: 2**31 - 1}
 
 @dataclass(eq=False)
 class Request:
-    """A running request: its ids, how many of them are computed, and its blocks of each group."""
+    """A running request: its ids, how many of them are computed, and its blocks of each group.
+
+    ``floor``, ``hit`` and ``kept`` are what `Truncation` has of it.
+    """
 
     ids: torch.Tensor
     computed: int = 0
     blocks: dict[Group, list[int]] = field(default_factory=dict)
     hidden: list[torch.Tensor] = field(default_factory=list)
+    floor: int = 0
+    hit: int = 0
+    kept: int = 0
 
     @property
     def left(self) -> int:
         return len(self.ids) - self.computed
-
-
-def make_stores(config: TextConfig, block_size: int) -> tuple[Stores, list[PagedStore]]:
-    """The stores of a config, without an engine."""
-    vllm_config: Any = SimpleNamespace(
-        cache_config=SimpleNamespace(block_size=block_size),
-        compilation_config=SimpleNamespace(static_forward_context={}),
-    )
-    tokens: dict[tuple[Store, int], PagedStore] = {}
-    entries: dict[int, PagedStore] = {}
-
-    def store(name: str, channels: int, dtype: torch.dtype, **kind: Any) -> PagedStore:
-        return PagedStore(vllm_config, name, channels, dtype, **kind)
-
-    size = config.head_dim
-    if config.engram_layer_ids:
-        tokens[Store.IDS, 0] = store("layers.0.ids", 1, torch.int32, window=config.engram_max_ngram_size)
-    for plan in config.schedule():
-        at = plan.index
-        tokens[Store.WINDOW, at] = store(f"layers.{at}.w", size, CACHE_DTYPE, window=config.sliding_window)
-        if plan.owns_kv:
-            channels = size + config.index_head_dim
-            entries[at] = store(f"layers.{at}.e", channels, CACHE_DTYPE, ratio=plan.ratio)
-        if plan.owns_kv and plan.ratio > 1:
-            tokens[Store.POOL, at] = store(f"layers.{at}.p", 2 * size, torch.float32, window=plan.ratio)
-    return Stores(tokens, entries), [*tokens.values(), *entries.values()]
 
 
 class Blocks:
@@ -77,6 +57,8 @@ class Blocks:
         packed: Whether a block of each store is followed by bytes that belong to somebody else.
         count: Blocks of each group's pool.
         sequence: Makes the step's sequence; `PagedSequence`'s arguments.
+        replayed: Bounded replay after a hit.
+        rows: Rows of a prompt that go behind the last KV source; None for all.
     """
 
     def __init__(
@@ -89,16 +71,23 @@ class Blocks:
         count: int = 200,
         seed: int = 0,
         sequence: Callable[..., PagedSequence] = PagedSequence,
+        replayed: bool = False,
+        rows: int | None = None,
     ) -> None:
-        self.sequence = sequence
+        self.sequence, self.replayed, self.rows = sequence, replayed, rows
         self.model, self.config, self.block_size = model, model.config, block_size
         self.tiles = RowTiles(ROWS if invariant else None)
-        self.stores, self.all = make_stores(self.config, block_size)
+        vllm_config: Any = SimpleNamespace(
+            cache_config=SimpleNamespace(block_size=block_size),
+            compilation_config=SimpleNamespace(static_forward_context={}),
+        )
+        self.stores = make_stores(vllm_config, self.config, replayed=replayed)
+        self.all = [*self.stores.tokens.values(), *self.stores.entries.values()]
         self.random, self.requests = random.Random(seed), list[Request]()
         self.free: dict[Group, list[int]] = {}
         self.gaps: list[torch.Tensor] = []
         for store in self.all:
-            self.free[store.window] = self.random.sample(range(1, count), count - 1)
+            self.free[group_of(store)] = self.random.sample(range(1, count), count - 1)
             self._allocate(store, count, gap=3 if packed else 0)
 
     def _allocate(self, store: PagedStore, count: int, gap: int) -> None:
@@ -113,11 +102,27 @@ class Blocks:
     def start(self, ids: torch.Tensor, prefix_of: Request | None = None, blocks: int = 0) -> Request:
         """A new request; its first whole ``blocks`` may be those of another one, as at a prefix hit."""
         request = Request(ids, blocks * self.block_size, {group: [] for group in self.free})
+        request.kept = 0 if self.rows is None else decoder_start(len(ids), self.rows)
+        if self.replayed and blocks:
+            assert prefix_of is not None
+            return self._replay(request, prefix_of, blocks)
         for group, table in prefix_of.blocks.items() if prefix_of is not None else ():
             shared = table[:blocks]
             needed = self._first_needed(group, request.computed)
             request.blocks[group] = [0 if at < needed else block for at, block in enumerate(shared)]
             assert all(block for block in request.blocks[group][needed:]), "the prefix is not cached any more"
+        self.requests.append(request)
+        return request
+
+    def _replay(self, request: Request, prefix_of: Request, blocks: int) -> Request:
+        request.hit = blocks * self.block_size
+        request.floor = request.computed = request.hit - self.config.sliding_window
+        assert request.floor > 0, "a hit of one window is not adopted"
+        for group in request.blocks:
+            needed = self._first_needed(group, request.hit)
+            fresh = [self.free[group].pop() for _ in range(blocks - needed)] if group is not None else []
+            shared = prefix_of.blocks[group][:blocks]
+            request.blocks[group] = shared if group is None else [0] * needed + fresh
         self.requests.append(request)
         return request
 
@@ -144,7 +149,7 @@ class Blocks:
     def _poison(self) -> None:
         """Garbage into every page of a block that nobody owns; blocks handed out later start with it."""
         for store in self.all:
-            free = torch.tensor(self.free[store.window])
+            free = torch.tensor(self.free[group_of(store)])
             store.kv_cache[free] = garbage(store.dtype)
 
     # Model runner
@@ -158,7 +163,8 @@ class Blocks:
             self._grow(request, count)
         ids = torch.cat([request.ids[request.computed :][:count] for request, count in parts])
         positions = torch.cat([torch.arange(request.computed, request.computed + n) for request, n in parts])
-        sequence = self.sequence(self.config, positions, self.tiles, self.stores, self._metadata(parts))
+        step = (self._metadata(parts), self._truncation(parts), self._lookback(parts))
+        sequence = self.sequence(self.config, positions, self.tiles, self.stores, *step)
         hidden = self.model(ids, sequence)
         assert torch.isfinite(hidden).all()
         for (request, count), rows in zip(parts, hidden.split([count for _, count in parts]), strict=True):
@@ -168,13 +174,30 @@ class Blocks:
             assert not store.kv_cache[0].any(), "the null block was written"
             assert gap.isnan().all() if gap.is_floating_point() else (gap == GARBAGE[gap.dtype]).all()
 
+    def _truncation(self, parts: tuple[tuple[Request, int], ...]) -> Truncation | None:
+        if not self.replayed and self.rows is None:
+            return None
+        requests = [request for request, _ in parts]
+        return Truncation(
+            torch.tensor([request.floor for request in requests]),
+            torch.tensor([request.hit for request in requests]),
+            torch.tensor([request.kept for request in requests]),
+        )
+
+    def _lookback(self, parts: tuple[tuple[Request, int], ...]) -> torch.Tensor | None:
+        if not self.replayed:
+            return None
+        depth = max(self.config.engram_max_ngram_size - 1, 1)
+        padded = [torch.cat((torch.full((depth,), -1), request.ids)) for request, _ in parts]
+        return torch.stack([ids[r.computed :][:depth] for ids, (r, _) in zip(padded, parts, strict=True)])
+
     def _metadata(self, parts: tuple[tuple[Request, int], ...]) -> dict[str, PagedMetadata]:
         counts = torch.tensor([count for _, count in parts])
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0))).int()
         lengths = torch.tensor([request.computed + count for request, count in parts], dtype=torch.int32)
         metadata = {}
         for store in self.all:
-            tables = [request.blocks[store.window] for request, _ in parts]
+            tables = [request.blocks[group_of(store)] for request, _ in parts]
             # Rows of a block table are as long as the longest, and hold what was there before.
             width = max(map(len, tables)) + 1
             table = torch.tensor([row + [10**6] * (width - len(row)) for row in tables], dtype=torch.int32)
@@ -221,6 +244,11 @@ class Blocks:
             for at in [at for at, request in running.items() if not request.left]:
                 self.stop(running.pop(at))
         return [torch.cat(request.hidden) for request in waiting]
+
+
+def group_of(store: PagedStore) -> Group:
+    """Stores of one group share block tables: vLLM's, which goes by the window that a spec asks for."""
+    return None if store.window is None else store.window + (store.hits is Hits.REPLAYED)
 
 
 def garbage(dtype: torch.dtype) -> float:

@@ -18,7 +18,6 @@ from vllm_deepinfer_plugins.model.tiles import ROWS
 from vllm_deepinfer_plugins.model.weights import load_backbone, read_tensors
 
 from . import engines
-from .blocks import make_stores
 from .engines import FIXTURES, NAMES
 from .samples import assert_parity, backbone, config_fields, divergence, golden, tiny, token_ids
 
@@ -124,16 +123,26 @@ def test_stores(name: str) -> None:
     """What a token leaves behind, layer by layer; the names start with vLLM's prefix."""
     config = vllm_config(name=name)
     module = DeepseekV41ForCausalLM(vllm_config=config, prefix="model")
-    wanted, _ = make_stores(module.config, 16)
-    pairs: list[tuple[Any, Any]] = [
-        (module.stores.tokens, wanted.tokens),
-        (module.stores.entries, wanted.entries),
-    ]
-    for ours, reference in pairs:
-        assert ours.keys() == reference.keys()
-        for key, store in ours.items():
-            for field in ("channels", "dtype", "window", "ratio", "block_size"):
-                assert getattr(store, field) == getattr(reference[key], field), (key, field)
+    size, index = module.config.head_dim, module.config.index_head_dim
+    for (kind, layer), store in module.stores.tokens.items():
+        plan = module.config.schedule()[layer]
+        channels, window = {
+            Store.WINDOW: (size, module.config.sliding_window),
+            Store.POOL: (2 * size, plan.ratio),
+            Store.IDS: (1, module.config.engram_max_ngram_size),
+        }[kind]
+        assert (store.channels, store.window, store.ratio, store.block_size) == (channels, window, 1, 16)
+        assert kind is not Store.POOL or (plan.owns_kv and plan.ratio > 1)
+    assert {at for kind, at in module.stores.tokens if kind is Store.WINDOW} == set(
+        range(len(module.backbone.layers))
+    )
+    for layer, store in module.stores.entries.items():
+        plan = module.config.schedule()[layer]
+        assert plan.owns_kv and (store.channels, store.window, store.ratio) == (
+            size + index,
+            None,
+            plan.ratio,
+        )
     registered = config.compilation_config.static_forward_context
     assert set(registered) == {store.prefix for store in module._paged}
     assert all(prefix.startswith("model.layers.") for prefix in registered)

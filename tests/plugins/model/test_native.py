@@ -15,12 +15,10 @@ from vllm_deepinfer_plugins.kernels import load
 from vllm_deepinfer_plugins.model.attention import sink_attention
 from vllm_deepinfer_plugins.model.indexer import index_scores
 from vllm_deepinfer_plugins.model.native import NativePagedSequence, has_kernels_for
-from vllm_deepinfer_plugins.model.paged import Stores
 from vllm_deepinfer_plugins.model.selection import Candidates, top_positions
 from vllm_deepinfer_plugins.model.sequence import Store
-from vllm_deepinfer_plugins.model.tiles import RowTiles
 
-from vllm_deepinfer.checkpoint.config import LayerPlan, TextConfig
+from vllm_deepinfer.checkpoint.config import LayerPlan
 
 from . import engines
 from .blocks import Blocks
@@ -34,10 +32,8 @@ class Checked(NativePagedSequence):
 
     calls: dict[str, int]
 
-    def __init__(
-        self, config: TextConfig, positions: torch.Tensor, tiles: RowTiles, stores: Stores, metadata: Any
-    ) -> None:
-        super().__init__(config, positions, tiles, stores, metadata, load())
+    def __init__(self, *parts: Any, **_: Any) -> None:
+        super().__init__(*parts, kernels=load())
 
     def _select(
         self, plan: LayerPlan, queries: torch.Tensor, weights: torch.Tensor, visible: torch.Tensor
@@ -71,7 +67,9 @@ class Checked(NativePagedSequence):
         window = self.stores.tokens[Store.WINDOW, plan.index]
         for row, position in enumerate(self.positions.tolist()):
             request = self.request[row : row + 1]
-            near = torch.arange(max(position - self.config.sliding_window + 1, 0), position + 1)
+            floors = self._floors(plan.index)
+            floor = 0 if floors is None else int(floors[request])
+            near = torch.arange(max(position - self.config.sliding_window + 1, floor), position + 1)
             keys = [window.rows[self._rows_at(window, request, near.unsqueeze(0))[0]]]
             if plan.kv_source is not None:
                 place = self.stores.entries[plan.kv_source]
@@ -137,3 +135,22 @@ def test_through_the_engine_as_near_to_float32_as_the_portable_form() -> None:
                 log = logits.log_softmax(-1)
                 found[native].append((log.exp() * (log - row)).sum(-1).mean().item())
     assert sum(found[True]) <= 1.5 * sum(found[False])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(3))
+def test_each_call_of_a_replay(seed: int) -> None:
+    """Hits with chunks and single rows in the replay, only the last rows behind the last KV source."""
+    Checked.calls = {"select": 0, "attend": 0}
+    model = variant(dtype=torch.bfloat16)
+    blocks = Blocks(model, block_size=16, sequence=Checked, replayed=True, rows=20, seed=seed)
+    base = blocks.start(token_ids(160))
+    blocks.step((base, 160))
+    asked = [torch.cat((base.ids[:hit], token_ids(9 + seed, seed=hit))) for hit in (32, 64, 160)]
+    requests = [blocks.start(ids, base, hit // 16) for ids, hit in zip(asked, (32, 64, 160), strict=True)]
+    blocks.step(*((request, 1) for request in requests))
+    blocks.step(*zip(requests, (9, 1, 15), strict=True))
+    for request in requests:
+        blocks.step((request, request.left - 1))
+        blocks.step((request, 1))
+    assert Checked.calls["attend"] > 50

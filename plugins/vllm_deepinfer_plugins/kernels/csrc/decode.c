@@ -58,11 +58,13 @@ static inline __attribute__((always_inline)) void some_heads(const bf16 *const *
 /* Softmax attention with a sink over the last `reach` window rows and the chosen entries of each row.
  *
  * query, out: [tokens, heads, size], size a multiple of 16. chosen: [tokens, k] entry numbers, -1 for none, or k = 0.
+ * floors: [tokens], the first position whose window key a row may see, or NULL for all.
  * Returns 0, or 1 when memory is short.
  */
 int deepinfer_attend_rows(const bf16 *query, long tokens, int heads, long size, const int64_t *positions,
-                          const int64_t *requests, const paged *window, long reach, const paged *entries,
-                          const int64_t *chosen, long k, const float *sink, float scale, bf16 *out) {
+                          const int64_t *requests, const int64_t *floors, const paged *window, long reach,
+                          const paged *entries, const int64_t *chosen, long k, const float *sink, float scale,
+                          bf16 *out) {
     const int groups = heads / TOGETHER + heads % TOGETHER;
     int failed = 0;
 #pragma omp parallel
@@ -80,7 +82,8 @@ int deepinfer_attend_rows(const bf16 *query, long tokens, int heads, long size, 
                 if (!keys || !logits) continue;
                 long count = 0;
                 const long position = positions[token], request = requests[token];
-                for (long p = position - reach + 1 > 0 ? position - reach + 1 : 0; p <= position; p++)
+                const long floor = floors && floors[token] > 0 ? floors[token] : 0;
+                for (long p = position - reach + 1 > floor ? position - reach + 1 : floor; p <= position; p++)
                     keys[count++] = paged_row(window, request, p);
                 for (long i = 0; i < k; i++)
                     if (chosen[token * k + i] >= 0) keys[count++] = paged_row(entries, request, chosen[token * k + i]);

@@ -139,14 +139,15 @@ static void some_rows(const span *a, long first, int rows, uint32_t *masks, floa
 /* Softmax attention with a sink of a chunk's rows over window and chosen entries.
  *
  * query, out: [tokens, heads, size], size a multiple of 32. Rows stand at positions `begin` and following of one
- * request. chosen: [tokens, k] entry numbers, -1 for none; entries may be NULL. Returns 0, or 1 without memory.
+ * request and see no window key in front of `floor`. chosen: [tokens, k] entry numbers, -1 for none; entries may be
+ * NULL. Returns 0, or 1 without memory.
  */
 int deepinfer_attend_span(const bf16 *query, long tokens, int heads, long size, long begin, long request,
-                          const paged *window, long reach, const paged *entries, const int64_t *chosen, long k,
+                          long floor, const paged *window, long reach, const paged *entries, const int64_t *chosen, long k,
                           const float *sink, float scale, bf16 *out) {
     span a = {.query = query, .tokens = tokens, .size = size, .begin = begin, .reach = reach, .heads = heads,
               .chosen = chosen, .k = k, .sink = sink, .scale = scale, .out = out};
-    a.near_first = begin - reach + 1 > 0 ? begin - reach + 1 : 0;
+    a.near_first = begin - reach + 1 > floor ? begin - reach + 1 : floor;
     a.near_count = begin + tokens - a.near_first;
     a.near_blocks = (a.near_count + BLOCK - 1) / BLOCK;
     a.entry_count = entries ? (begin + tokens) / entries->ratio : 0;
