@@ -38,8 +38,10 @@ class PolicyRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """See `RequestRouter.choose_replicas`."""
         ticket = pending_request.args[0] if pending_request is not None and pending_request.args else None
-        if not isinstance(ticket, Ticket):
+        if pending_request is None or not isinstance(ticket, Ticket):
             return [candidate_replicas]
+        # Without this Serve asks again at once, in a loop that never yields to anything else in the process.
+        pending_request.routing_context.should_backoff = True
         by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
         chosen = self.view.choose(ticket, by_name)
         return [] if chosen is None else [[by_name[chosen]]]
