@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_deepinfer.engine import GenerateRequest, SamplingParams
-from vllm_deepinfer.engine.simulated.tokens import hashed_tokens, logprobs_of, scripted_tokens
+from vllm_deepinfer.engine.simulated.tokens import chained_tokens, hashed_tokens, logprobs_of, scripted_tokens
 
 
 def request_of(prompt: list[int], seed: int | None = None) -> GenerateRequest:
@@ -62,3 +62,27 @@ def test_logprobs_are_ranked_and_sum_below_one(count: int) -> None:
     assert math.exp(entry.logprob) == pytest.approx(0.5)
     assert sum(math.exp(value) for _, value in entry.top) < 1
     assert len({token for token, _ in entry.top}) == count and all(t < 1_000 for t, _ in entry.top)
+
+
+@given(st.lists(st.integers(0, 2**17), min_size=1, max_size=50), st.integers(0, 99), st.integers(0, 60))
+def test_chained_tokens_go_on_from_any_place(prompt: list[int], seed: int, cut: int) -> None:
+    source = chained_tokens(1_000, reserved=16)
+    whole = source(request_of(prompt, seed=seed))
+    answer = [whole(position) for position in range(100)]
+    assert all(16 <= token < 1_000 for token in answer) and whole(3) == answer[3]
+    rest = source(request_of([*prompt, *answer[:cut]], seed=seed))
+    assert [rest(position) for position in range(100 - cut)] == answer[cut:]
+
+
+def test_chained_tokens_show_a_lost_or_doubled_token() -> None:
+    source = chained_tokens(100_000)
+    whole = source(request_of([1, 2, 3]))
+    answer = [whole(position) for position in range(20)]
+    assert len(set(answer)) == 20
+    for wrong in ([*answer[:9], answer[10]], [*answer[:10], answer[9]]):
+        assert source(request_of([1, 2, 3, *wrong]))(0) not in answer
+
+
+def test_chained_tokens_need_a_vocabulary() -> None:
+    with pytest.raises(ValueError, match="leaves nothing"):
+        chained_tokens(16, reserved=16)

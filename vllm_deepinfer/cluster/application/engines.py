@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_deepinfer.engine import Engine
-from vllm_deepinfer.engine.simulated import SimulatedEngine, hashed_tokens
+from vllm_deepinfer.engine.simulated import SimulatedEngine, chained_tokens
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.gateway.engines import make_engine, vocabulary
 from vllm_deepinfer.recipes.checkpoints import ensure_checkpoint
@@ -66,7 +66,8 @@ def _simulated(recipe: Recipe, pool: Pool, folder: Path) -> SimulatedEngine:
     config = sizes.config(
         recipe.served_names[0], vocab_size=words["vocab_size"], eos_token_id=words["eos_token_id"]
     )
-    return SimulatedEngine(config, tokens=hashed_tokens(config.vocab_size))
+    # Chained: a request that goes on at another replica is given the rest of the same answer.
+    return SimulatedEngine(config, tokens=chained_tokens(config.vocab_size))
 
 
 def _own(recipe: Recipe, pool: Pool) -> dict[str, Any]:

@@ -3,7 +3,13 @@
 from vllm_deepinfer.engine.simulated.config import SimulatedConfig, Speculation
 from vllm_deepinfer.engine.simulated.engine import SimulatedEngine
 from vllm_deepinfer.engine.simulated.faults import Faults
-from vllm_deepinfer.engine.simulated.tokens import TokenAt, TokenSource, hashed_tokens, scripted_tokens
+from vllm_deepinfer.engine.simulated.tokens import (
+    TokenAt,
+    TokenSource,
+    chained_tokens,
+    hashed_tokens,
+    scripted_tokens,
+)
 
 __all__ = [
     "Faults",
@@ -12,6 +18,7 @@ __all__ = [
     "Speculation",
     "TokenAt",
     "TokenSource",
+    "chained_tokens",
     "hashed_tokens",
     "scripted_tokens",
 ]

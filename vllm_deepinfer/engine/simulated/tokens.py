@@ -7,6 +7,7 @@ must be.
 from __future__ import annotations
 
 import math
+import sys
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
@@ -32,6 +33,32 @@ def hashed_tokens(vocab_size: int, reserved: int = 16) -> TokenSource:
     def source(request: GenerateRequest) -> TokenAt:
         seed = zlib.crc32(array("q", request.prompt_token_ids).tobytes(), request.sampling.seed or 0)
         return lambda position: reserved + ((seed + position + 1) * _MIX & 0xFFFF_FFFF_FFFF_FFFF) % span
+
+    return source
+
+
+def chained_tokens(vocab_size: int, reserved: int = 16) -> TokenSource:
+    """Endless pseudo-random ids in [reserved, vocab_size), each a function of seed and of all ids before it.
+
+    As with a real model and greedy sampling, a request for prompt + some emitted tokens is answered with the
+    rest of the same answer: what is lost or doubled on the way to another engine changes all that follows.
+    """
+    span = vocab_size - reserved
+    if span < 1:
+        raise ValueError(f"a vocabulary of {vocab_size} leaves nothing beside {reserved} reserved ids.")
+
+    def source(request: GenerateRequest) -> TokenAt:
+        chain = zlib.crc32(array("q", request.prompt_token_ids).tobytes(), request.sampling.seed or 0)
+        answer: list[int] = []
+
+        def token_at(position: int) -> int:
+            nonlocal chain
+            while len(answer) <= position:
+                answer.append(reserved + (chain * _MIX >> 16) % span)
+                chain = zlib.crc32(answer[-1].to_bytes(8, sys.byteorder), chain)
+            return answer[position]
+
+        return token_at
 
     return source
 
