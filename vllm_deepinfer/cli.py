@@ -63,6 +63,12 @@ def check(context: typer.Context) -> int:
     return pass_on("vllm_deepinfer.recipes.command:check", context)
 
 
+@app.command(context_settings=_PASS_ON)
+def serve(context: typer.Context) -> int:
+    """Serve a recipe: pools placed by Ray, gateways in front."""
+    return pass_on("vllm_deepinfer.cluster.application.command:serve", context)
+
+
 @app.command()
 def bench(
     name: Annotated[

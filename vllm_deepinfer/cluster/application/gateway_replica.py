@@ -22,6 +22,7 @@ from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
 from vllm_deepinfer.recipes.checkpoints import ensure_checkpoint
 from vllm_deepinfer.recipes.schema import Recipe
 
+from .pool_counts import PoolCounts
 from .serve_pool import ServePool
 from .specs import GatewaySpec
 
@@ -98,6 +99,7 @@ class GatewayReplica:
                     engine, recipe.model.tokenizer or folder, door.settings(recipe.served_names), keys
                 )
                 app.own_engine = False
+                app.core.metrics.registry.register(PoolCounts(pools))
                 host, port = listener.getsockname()[:2]
                 self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
                 calm_garbage_collection()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import secrets
@@ -20,8 +21,11 @@ from vllm_deepinfer.cluster.channel import ChannelKeys
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.recipes.schema import Recipe
 
+from . import decisions
 from .build import build_application
+from .decisions import ScalingRecord
 from .local_nodes import LocalNodes
+from .metrics import ApplicationMetrics, MetricsServer
 from .placing import await_running
 
 logger = logging.getLogger(__name__)
@@ -35,9 +39,10 @@ class Application:
         recipe: Checked.
         commands, router: see `build_application`.
         say: told of progress, a line at a time.
+        stopped: asked while it starts whether to give up.
 
     Attributes:
-        urls: of the gateways, once started.
+        urls: of the gateways, once started. metrics_url: of the metrics of all its processes.
     """
 
     def __init__(
@@ -47,10 +52,14 @@ class Application:
         commands: bool = False,
         router: str | None = None,
         say: Say = lambda line: None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.recipe, self.urls = recipe, list[str]()
         self.session = secrets.token_hex(4)
-        self._commands, self._router, self._say = commands, router, say
+        self.metrics_url = ""
+        self._commands, self._router, self._say, self._stopped = commands, router, say, stopped
+        self._metrics: MetricsServer | None = None
+        self._records: dict[str, ScalingRecord] = {}
         self._nodes = LocalNodes(recipe.ray)
 
     def __enter__(self) -> Application:
@@ -72,15 +81,15 @@ class Application:
     def start(self) -> None:
         """Raises: UserError, such as a pool that has no place."""
         os.environ.setdefault("RAY_SERVE_USE_COMPACT_SCHEDULING_STRATEGY", "0")
+        self._say("starting Ray" if self.local else f"joining Ray at {self.recipe.ray.address}")
         self._connect()
         # Gateways listen themselves; Serve's proxies would cost 20 to 40 times as much per token.
         serve.start(proxy_location="Disabled")
-        loopback = all(node["NodeManagerAddress"].startswith("127.") for node in ray.nodes())
         options: dict[str, Any] = {} if self._router is None else {"router": self._router}
         application = build_application(
             self.recipe,
             self.session,
-            keys=None if loopback else ChannelKeys.make(),
+            keys=None if self.local else ChannelKeys.make(),
             nodes=sum(node["Alive"] for node in ray.nodes()),
             commands=self._commands,
             **options,
@@ -89,26 +98,57 @@ class Application:
         serve.run_many(
             [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )
-        await_running(self.recipe.name, self.recipe, self._say)
+        await_running(self.recipe.name, self.recipe, self._say, self._stopped)
         self.urls = self._gateway_urls()
+        self._serve_metrics()
 
     def handle(self, deployment: str) -> Any:
         """Serve's handle to a pool, or to the gateways."""
         return serve.get_deployment_handle(deployment, app_name=self.recipe.name)
 
+    def watch(self) -> None:
+        """Call now and then: tells of scaling decisions, and finds gateways that were replaced."""
+        for name in self.recipe.pools:
+            record = decisions.read(self.recipe.name, name)
+            before = self._records.get(name)
+            if record is not None and record != before:
+                self._records[name] = record
+                if record.reason:
+                    self._say(f"pool {name} scales to {record.target} replicas: {record.reason}")
+        with contextlib.suppress(Exception):
+            self.urls[:] = self._gateway_urls()
+
     def stop(self) -> None:
         """Drain and stop all of it; a cluster that was joined goes on without us. Idempotent."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
         if ray.is_initialized():
-            with contextlib.suppress(Exception):
+            # Serve kills its controller at the end, and the driver prints what that had not answered.
+            with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
                 if self.local:
                     serve.shutdown()
                 else:
                     serve.delete(self.recipe.name)
-            ray.shutdown()
+                ray.shutdown()
         self._nodes.stop()
+
+    def _serve_metrics(self) -> None:
+        door = self.recipe.gateway
+        handles = {name: self.handle(name) for name in self.recipe.pools}
+        try:
+            self._metrics = MetricsServer(
+                ApplicationMetrics(self.recipe, handles, self.urls), door.host, door.metrics_port or 0
+            )
+        except OSError as error:
+            raise UserError(
+                f"gateway.metrics_port {door.metrics_port} of {door.host} cannot be used: {error.strerror}."
+            ) from None
+        self.metrics_url = self._metrics.url
 
     def _connect(self) -> None:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         namespace = self.recipe.ray.namespace or self.recipe.name
         if self.local:
             self._nodes.start(namespace, quiet)

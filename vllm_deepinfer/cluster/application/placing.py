@@ -19,7 +19,13 @@ class PlacementError(UserError):
     """A pool has no place in the cluster, or did not start."""
 
 
-def await_running(name: str, recipe: Recipe, say: Callable[[str], None], poll_s: float = 0.2) -> None:
+def await_running(
+    name: str,
+    recipe: Recipe,
+    say: Callable[[str], None],
+    stopped: Callable[[], bool] = lambda: False,
+    poll_s: float = 0.2,
+) -> None:
     """Return when every deployment of the application is healthy.
 
     A replica that Ray has placed has an actor; one that waits for resources has none, and after
@@ -27,10 +33,13 @@ def await_running(name: str, recipe: Recipe, say: Callable[[str], None], poll_s:
 
     Raises:
         PlacementError: One sentence.
+        KeyboardInterrupt: ``stopped`` said so.
     """
     limits, began, said = recipe.ray.deadlines, time.monotonic(), ""
     placed_at: float | None = None
     while True:
+        if stopped():
+            raise KeyboardInterrupt
         application = serve.status().applications.get(name)
         states = {} if application is None else dict(application.deployments)
         line = ", ".join(f"{one} {_progress(state)}" for one, state in sorted(states.items()))

@@ -7,6 +7,9 @@ import dataclasses
 import logging
 from typing import Any
 
+from prometheus_client import REGISTRY, generate_latest
+from ray import serve
+
 from vllm_deepinfer.cluster.channel import EngineServer
 from vllm_deepinfer.engine import Engine, HealthState
 from vllm_deepinfer.policy.step_cost import StepCost, Work
@@ -48,6 +51,27 @@ class EngineReplica:
             "cost": _plain(self.cost),
             "layout": self._engine.info.kv_layout,
         }
+
+    def measures(self) -> dict[str, Any]:
+        """For the application's metrics endpoint; ``text`` is what the engine's own registry shows."""
+        load, health, server = self._engine.load(), self._engine.health(), self._server
+        values = {
+            "active_requests": load.active_requests,
+            "waiting_requests": load.waiting_requests,
+            "queued_prompt_tokens": load.queued_prompt_tokens,
+            "held_requests": load.held_requests,
+            "kv_tokens_used": load.kv_tokens_used,
+            "kv_tokens_free": load.kv_tokens_free,
+            "leases": len(server.leases),
+            "ready": int(health.state is HealthState.READY),
+            "steps": health.steps,
+            "sink_failures": health.sink_failures,
+            "dropped_sessions": server.dropped_sessions,
+            "bad_messages": server.bad_messages,
+            "unclaimed_leases": server.leases.unclaimed,
+        }
+        name = serve.get_replica_context().replica_id.unique_id
+        return {"replica": name, "values": values, "text": generate_latest(REGISTRY).decode()}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What `policy/scaling.py` goes by; Serve averages it over the look-back."""

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ray.util.metrics import Counter, Gauge
-
 from vllm_deepinfer.policy.scaling import ReplicaMeasure, ScalingSettings, ScalingState, decide
 from vllm_deepinfer.recipes.schema import Autoscaling
+
+from . import decisions
+from .decisions import ScalingRecord
 
 logger = logging.getLogger("ray.serve")
 DEFAULT_QUEUE_S = 2.0
@@ -29,15 +30,7 @@ class PoolScaling:
     def __init__(self, pool: str, role: str, **settings: Any) -> None:
         self._pool, self._role = pool, role
         self._wanted = Autoscaling.model_validate(settings)
-        labels = ("pool", "role")
-        self._decisions = Counter(
-            "deepinfer_scaling_decisions_total",
-            description="Changes of the number of replicas.",
-            tag_keys=(*labels, "direction"),
-        )
-        self._target = Gauge(
-            "deepinfer_scaling_target_replicas", description="Replicas wanted.", tag_keys=labels
-        )
+        self._record: ScalingRecord | None = None
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """Serve's protocol: the number of replicas, and what to be told next time."""
@@ -50,19 +43,15 @@ class PoolScaling:
         current = context.target_num_replicas
         measures = measures_of(context.aggregated_metrics or {})
         decision = decide(settings, state, now, current, measures, context.total_queued_requests or 0.0)
-        labels = {"pool": self._pool, "role": self._role}
         if decision.replicas != current:
-            direction = "up" if decision.replicas > current else "down"
-            self._decisions.inc(1, {**labels, "direction": direction})
             logger.info(
-                "Pool %s scales %s from %d to %d replicas: %s.",
+                "Pool %s scales from %d to %d replicas: %s.",
                 self._pool,
-                direction,
                 current,
                 decision.replicas,
                 decision.reason,
             )
-        self._target.set(decision.replicas, labels)
+        self._note(context.app_name or "", current, decision.replicas, decision.reason)
         return decision.replicas, {"since": asdict(decision.state)}
 
     def settings(self, least: int, most: int) -> ScalingSettings:
@@ -83,6 +72,15 @@ class PoolScaling:
             down_after_s=wanted.downscale_delay_s,
             zero_after_s=wanted.scale_to_zero_after_s,
         )
+
+    def _note(self, application: str, current: int, target: int, reason: str) -> None:
+        before = self._record
+        if before is None:  # a controller that was restarted goes on counting
+            before = decisions.read(application, self._pool) or ScalingRecord(current)
+        record = before if target == before.target else before.then(target, reason)
+        if record is not self._record:
+            decisions.write(application, self._pool, record)
+            self._record = record
 
 
 def measures_of(aggregated: Mapping[str, Mapping[Any, float]]) -> list[ReplicaMeasure]:

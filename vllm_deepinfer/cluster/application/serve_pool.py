@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from vllm_deepinfer.cluster.channel import ChannelKeys, RemoteEngine
@@ -39,6 +40,25 @@ from .tickets import Ticket
 from .view import Member, forget_view, view_of
 
 logger = logging.getLogger(__name__)
+JOIN_AGAIN_S = 1.0
+"""Until a replica that did not answer, and that Serve still lists, is connected to again."""
+
+PAUSE_S = 0.05
+"""Between two attempts to place a request that nobody could take."""
+
+
+class _Lease:
+    """Serve's call for one attempt of a request, and whom it went to."""
+
+    call: asyncio.Task[None]
+
+    def __init__(self, key: str, attempt: str, routed: asyncio.Future[str]) -> None:
+        self.key, self.attempt, self.routed = key, attempt, routed
+
+    @property
+    def worker(self) -> str:
+        """The replica that has taken it; "": none yet."""
+        return self.routed.result() if self.routed.done() and not self.routed.cancelled() else ""
 
 
 class ServePool(PooledEngine):
@@ -76,9 +96,12 @@ class ServePool(PooledEngine):
         self._handle, self._gateway, self._keys = handle, gateway, keys
         self._reserve, self._may_be_empty, self._start_s = reserve, may_be_empty, start_s
         self._known_info = EngineInfo(model=name, max_model_len=0)
-        self._joining: set[str] = set()
+        self._members: dict[str, Member] = {}
+        self._joins: dict[str, asyncio.Task[None]] = {}
+        self._retry_at: dict[str, float] = {}
         self._leaving: set[str] = set()
-        self._calls: dict[str, Any] = {}
+        self._leases: dict[str, _Lease] = {}
+        self._numbers = itertools.count(1)
 
     @property
     def info(self) -> EngineInfo:
@@ -115,137 +138,176 @@ class ServePool(PooledEngine):
     async def abort(self, request_ids: Iterable[str]) -> None:
         """See `Engine.abort`; also of what Serve has yet to route."""
         ids = list(request_ids)
-        routing = [self._live[one] for one in ids if one in self._live and not self._live[one].worker]
+        routing = {self._live[one].attempt for one in ids if one in self._live and not self._live[one].worker}
+        if routing:
+            for lease in [one for one in self._leases.values() if one.attempt in routing]:
+                lease.call.cancel()
         await super().abort(ids)
-        for live in routing:
-            call = self._calls.get(f"{self._gateway}/{live.attempt}")
-            if call is not None:
-                call.cancel()
 
     async def close(self) -> None:
         """See `Engine.close`; also the connections, which are the pool's own."""
         await super().close()
         self.view.changed = lambda: None
         forget_view(self.name)
+        pending = [*self._joins.values(), *(lease.call for lease in self._leases.values())]
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
         await asyncio.gather(*(engine.close() for engine in self._workers.values()))
         self._workers.clear()
+        self._members.clear()
         self.view.members.clear()
 
     # Members
 
     def _membership(self) -> None:
-        """Serve has told of other replicas than before."""
-        for name in set(self.view.wanted) - set(self._workers) - self._joining:
-            self._joining.add(name)
-            self._spawn(self._join(name, self.view.wanted[name]))
+        """Bring the connections to what Serve says; it tells of changes, and `_watch` repeats it."""
+        wanted, now = self.view.wanted, self.view.clock()
+        for name in set(wanted) - set(self._workers) - set(self._joins):
+            if now >= self._retry_at.get(name, 0.0):
+                self._joins[name] = asyncio.ensure_future(self._join(name, wanted[name]))
+        for name in set(self._joins) - set(wanted):
+            self._joins.pop(name).cancel()
         # One that Serve drains still ends what it has; one that died is seen by its silence or its calls.
-        self._leaving = set(self._workers) - set(self.view.wanted)
-        for name in self._leaving:
-            self.view.members.pop(name, None)
+        self._leaving = set(self._workers) - set(wanted)
+        self._retry_at = {name: at for name, at in self._retry_at.items() if name in wanted}
+        self.view.members = {name: one for name, one in self._members.items() if name in wanted}
 
     async def _join(self, name: str, metadata: Mapping[str, Any]) -> None:
         engine = RemoteEngine(metadata["address"], self._keys)
         try:
             await engine.start()
             self.add(name, engine)
-        except EngineError as error:
-            logger.warning("Replica %s of pool %s is not used: %s", name, self.name, error)
+        except BaseException as error:
             await engine.close()
+            if not isinstance(error, EngineError):
+                raise
             self.counts["not_joined"] += 1
-            self._joining.discard(name)
+            self._retry_at[name] = self.view.clock() + JOIN_AGAIN_S
+            logger.warning("Replica %s of pool %s is not used: %s", name, self.name, error)
             return
-        self._joining.discard(name)
+        finally:
+            if self._joins.get(name) is asyncio.current_task():
+                del self._joins[name]
         bound = AttentionBound(**metadata["cost"]["attention"])
         cost = StepCost(**{**metadata["cost"], "attention": bound})
-        if name in self.view.wanted:
-            self.view.members[name] = Member(engine, cost, metadata["most_active"])
-        else:
-            self._leaving.add(name)
+        self._members[name] = Member(engine, cost, metadata["most_active"])
+        self._membership()
 
     async def _watch(self) -> None:
         watching = asyncio.ensure_future(super()._watch())
         try:
             while True:
                 await asyncio.sleep(self._watch_s)
+                self._membership()
+                for lease in [self._leases[key] for key in self.view.stuck() if key in self._leases]:
+                    lease.call.cancel()
                 for name in list(self._leaving):
-                    engine = self._workers.get(name)
+                    engine = self._workers[name]
                     idle = all(live.worker != name for live in self._live.values())
-                    if engine is None or idle or engine.health().state is HealthState.DEAD:
-                        self._leaving.discard(name)
-                        self.view.ledger.drop(name)
-                        self.remove(name)
-                        if engine is not None:
-                            await engine.close()
+                    if idle or engine.health().state is HealthState.DEAD:
+                        self._gone(name)
         finally:
             watching.cancel()
+
+    def _gone(self, worker: str) -> None:
+        """A replica has left, or its process has died: its requests need not wait for the silence.
+
+        One that Serve still lists is connected to again: it may only have been out of reach.
+        """
+        engine = self._workers.get(worker)
+        if engine is None:
+            return
+        self._retry_at[worker] = self.view.clock() + JOIN_AGAIN_S
+        self._members.pop(worker, None)
+        self.view.members.pop(worker, None)
+        self.view.forget(worker)
+        self._leaving.discard(worker)
+        self.remove(worker)
+        self._spawn(engine.close())
 
     # Placing
 
     async def _place(self, live: Any) -> None:
         """Hand a request to a replica. Raises: what the last one that was asked raised."""
         refused: dict[str, EngineError] = {}
+        deadline = self._now() + self._patience_s
         while True:
             request = live.next_attempt()
-            key = f"{self._gateway}/{live.attempt}"
             self._by_attempt[live.attempt] = live
+            lease = self._ask(request, frozenset(refused))
             try:
-                worker = await self._lease(live, request, key, frozenset(refused))
+                worker = await self._routed(lease, deadline)
                 engine = self._workers.get(worker)
                 if engine is None:
-                    raise EngineUnavailable(f"replica {worker} has just gone.")
+                    raise EngineUnavailable(f"replica {worker} of pool {self.name} has just gone.")
                 live.worker, live.placing = worker, True
-                await engine.submit(request, self._deliver, key)  # type: ignore[call-arg]
-            except InvalidRequest:
-                self._abandon(live, request, key)
-                raise
-            except EngineError as error:
-                self._abandon(live, request, key)
+                await engine.submit(request, self._deliver, lease.key)  # type: ignore[call-arg]
+            except BaseException as error:
+                self._abandon(live, request, lease)
+                if not isinstance(error, EngineError) or isinstance(error, InvalidRequest):
+                    raise
                 if live.request.request_id not in self._live:
                     return  # aborted meanwhile
-                if not live.worker:  # Serve did not find one
-                    raise
-                self.counts["refusals"] += 1
-                self.view.marks.mark(live.worker, self.view.clock())
-                refused[live.worker] = error
-                live.worker = ""
-                if len(refused) >= max(len(self._workers), 2):
-                    raise self._nowhere(refused, any_serving=True) from None
+                worker, live.worker = live.worker, ""
+                await asyncio.sleep(self._pause(worker, error, refused, deadline))
                 continue
-            except BaseException:
-                self._abandon(live, request, key)
-                raise
             finally:
                 live.placing = False
-            self.view.settle(key)
+            self.view.settle(lease.key)
             self._placed(live, request)
             if self._live.get(live.request.request_id) is not live:  # aborted meanwhile
                 await engine.abort([request.request_id])
             return
 
-    async def _lease(self, live: Any, request: GenerateRequest, key: str, avoid: frozenset[str]) -> str:
-        """The replica that Serve has given the request to."""
+    def _pause(
+        self, worker: str, error: EngineError, refused: dict[str, EngineError], deadline: float
+    ) -> float:
+        """Seconds until the next attempt. Raises: when nobody else is left to ask, or the time is over."""
+        late = self._now() >= deadline
+        if not worker:  # nobody was asked
+            if late or isinstance(error, (Overloaded, EngineDead)):
+                raise error
+            return PAUSE_S
+        self.counts["refusals"] += 1
+        self.view.marks.mark(worker, self.view.clock())
+        again = worker in refused
+        refused[worker] = error
+        full = {one for one, why in refused.items() if isinstance(why, Overloaded)}
+        if late or (full and (again or full >= set(self.view.members))):
+            raise self._nowhere(refused, any_serving=True)
+        return PAUSE_S if again else 0.0
+
+    def _ask(self, request: GenerateRequest, avoid: frozenset[str]) -> _Lease:
+        """Call Serve for one attempt of a request."""
+        room = max(self.info.max_model_len - len(request.prompt_token_ids), 1)
         limit = request.sampling.max_tokens
         fetched = request.hand_over is not None and request.hand_over.source is not None
         ticket = Ticket(
-            key=key,
+            key=f"{self._gateway}/{next(self._numbers)}",
             prompt_tokens=len(request.prompt_token_ids),
-            output_tokens=self._reserve if limit is None else min(limit, self._reserve),
+            output_tokens=min(self._reserve if limit is None else min(limit, self._reserve), room),
             computed_tokens=len(request.prompt_token_ids) if fetched else 0,
             avoid=avoid,
         )
-        routed = self.view.expect(key)
-        call = asyncio.ensure_future(self._call(live, request.request_id, ticket))
-        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen below, or not needed
-        self._calls[key] = call
-        await asyncio.wait((routed, call), return_when=asyncio.FIRST_COMPLETED, timeout=self._patience_s)
-        if routed.done() and not routed.cancelled():
-            return routed.result()
-        if call.done():
-            error = None if call.cancelled() else call.exception()
+        lease = _Lease(ticket.key, request.request_id, self.view.expect(ticket.key))
+        lease.call = asyncio.ensure_future(self._call(lease, ticket))
+        lease.call.add_done_callback(lambda call: call.cancelled() or call.exception())
+        self._leases[ticket.key] = lease
+        return lease
+
+    async def _routed(self, lease: _Lease, deadline: float) -> str:
+        """The replica that Serve has given the request to."""
+        wait = max(deadline - self._now(), 0.0)
+        await asyncio.wait((lease.routed, lease.call), return_when=asyncio.FIRST_COMPLETED, timeout=wait)
+        if lease.worker:
+            return lease.worker
+        if lease.call.done():
+            error = None if lease.call.cancelled() else lease.call.exception()
             raise error if isinstance(error, EngineError) else EngineUnavailable("it was not routed.")
         raise Overloaded(f"no replica of pool {self.name} had room for {self._patience_s:g} s.")
 
-    async def _call(self, live: Any, attempt: str, ticket: Ticket) -> None:
+    async def _call(self, lease: _Lease, ticket: Ticket) -> None:
         """Serve's call: lasts as long as the request. What it raises is news of the replica."""
         response = self._handle.lease.remote(ticket)
         try:
@@ -256,34 +318,32 @@ class ServePool(PooledEngine):
             raise
         except BackPressureError as error:
             raise Overloaded(f"pool {self.name} has as many requests waiting as it may: {error}") from None
-        except (RayError, RayServeException, DeploymentUnavailableError) as error:
-            if live.attempt == attempt and live.worker:
+        except DeploymentUnavailableError:
+            raise EngineDead(f"pool {self.name} has failed, and Ray Serve does not restart it.") from None
+        except (RayTaskError, TaskCancelledError) as error:
+            # The replica lives. What runs there goes on, uncounted by Serve.
+            self.counts["calls_failed"] += 1
+            logger.warning("A lease of pool %s failed: %s", self.name, error)
+            raise EngineUnavailable(f"pool {self.name} did not take the request: {error}.") from None
+        except (RayError, RayServeException) as error:
+            why = type(error).__name__
+            if lease.worker in self._workers:
                 self.counts["calls_lost"] += 1
-                logger.warning(
-                    "Replica %s of pool %s is lost (%s).", live.worker, self.name, type(error).__name__
-                )
-                self._gone(live.worker)
-            raise EngineUnavailable(
-                f"pool {self.name} lost the request's replica: {type(error).__name__}."
-            ) from None
+                logger.warning("Replica %s of pool %s is lost (%s).", lease.worker, self.name, why)
+                self._gone(lease.worker)
+            raise EngineUnavailable(f"pool {self.name} lost the request's replica: {why}.") from None
         finally:
-            self._calls.pop(ticket.key, None)
+            self._leases.pop(lease.key, None)
 
-    def _gone(self, worker: str) -> None:
-        """A replica's process has died: its requests need not wait for the silence."""
-        self.view.members.pop(worker, None)
-        engine = self._workers.get(worker)
-        self.remove(worker)
-        if engine is not None:
-            self._spawn(engine.close())
-
-    def _abandon(self, live: Any, request: GenerateRequest, key: str) -> None:
+    def _abandon(self, live: Any, request: GenerateRequest, lease: _Lease) -> None:
         """The attempt came to nothing."""
         self._by_attempt.pop(request.request_id, None)
-        self.view.settle(key)
-        call = self._calls.pop(key, None)
-        if call is not None and not call.done():
-            call.cancel()
+        self.view.settle(lease.key)
+        lease.call.cancel()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
 
 def _no_router(request: GenerateRequest, loads: Mapping[str, Load], refused: frozenset[str]) -> Choice | None:

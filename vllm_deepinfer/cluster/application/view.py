@@ -86,6 +86,19 @@ class PoolView:
         if worker:
             self.ledger.forget(worker, number)
 
+    def stuck(self) -> list[str]:
+        """Keys of tickets that wait for the answer of a replica that is not well."""
+        return [
+            key
+            for key, future in self._routed.items()
+            if not future.done() and not self._ready(self._assigned.get(key, ("", 0))[0], True)
+        ]
+
+    def forget(self, worker: str) -> None:
+        """The replica is gone."""
+        self.ledger.drop(worker)
+        self.marks.clear(worker)
+
     # The router's side
 
     def replicas(self, wanted: Mapping[str, Mapping[str, object]]) -> None:
@@ -107,11 +120,7 @@ class PoolView:
         worker, number = self._assigned.pop(ticket.key, ("", 0))
         if worker:  # chosen before, and not taken there
             self.ledger.forget(worker, number)
-        members = {
-            name: self.members[name]
-            for name in candidates
-            if name in self.members and self.members[name].engine.health().state is HealthState.READY
-        }
+        members = {name: self.members[name] for name in candidates if self._ready(name)}
         fresh = {name: member for name, member in members.items() if name not in ticket.avoid}
         choice = self._rank(ticket, fresh or members, now)
         if choice is None:
@@ -123,6 +132,12 @@ class PoolView:
         made = self.ledger.assign(choice.worker, now, prefill_s=seconds, kv_tokens=ticket.kv_tokens)
         self._assigned[ticket.key] = (choice.worker, made.number)
         return choice.worker
+
+    def _ready(self, name: str, nobody: bool = False) -> bool:
+        """Whether the replica can take a request; ``nobody`` for no replica at all."""
+        if not name:
+            return nobody
+        return name in self.members and self.members[name].engine.health().state is HealthState.READY
 
     def _rank(self, ticket: Ticket, members: Mapping[str, Member], now: float) -> Choice | None:
         if not members:
