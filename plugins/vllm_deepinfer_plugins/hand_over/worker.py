@@ -57,7 +57,8 @@ class HandOverWorker(NixlPullConnectorWorker):
             descs = self.nixl_wrapper.get_reg_descs(place, "DRAM")
             self.nixl_wrapper.register_memory(descs, backends=self.nixl_backends)
             self._registered_descs.append(descs)
-        super().register_kv_caches(kv_caches)
+        super().register_kv_caches(whole_blocks(kv_caches))
+        self.device_kv_caches = kv_caches
         stock = self.xfer_handshake_metadata
         assert stock is not None
         self.xfer_handshake_metadata = HandOverPayload(
@@ -192,3 +193,21 @@ class HandOverWorker(NixlPullConnectorWorker):
             if request_id not in self._stuck:
                 self._stuck.add(request_id)
                 self.xfer_stats.data[STUCK].append(request_id)
+
+
+def whole_blocks(kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Caches that lie in the blocks of one allocation, as those blocks: [blocks, bytes of a block] each.
+
+    Our class's stores have pages of several sizes at the same places of a block, one store per block. vLLM's
+    connector takes them for one region as long as the page of the last of them, and would leave the rest of
+    the larger ones behind. Seen as whole blocks they are one region of whole blocks.
+    """
+    caches = list(kv_caches.values())
+    storages = {cache.untyped_storage().data_ptr() for cache in caches}
+    strides = {cache.stride(0) * cache.element_size() for cache in caches}
+    if len(caches) == 1 or len(storages) > 1 or len(strides) > 1:
+        return kv_caches
+    (stride,), blocks = strides, caches[0].shape[0]
+    whole = torch.empty(0, dtype=torch.uint8, device=caches[0].device)
+    whole.set_(caches[0].untyped_storage(), 0, (blocks, stride), (stride, 1))
+    return dict.fromkeys(kv_caches, whole)
