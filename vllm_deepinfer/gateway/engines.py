@@ -18,11 +18,15 @@ from vllm_deepinfer.engine.simulated import SimulatedConfig, SimulatedEngine, ha
 from vllm_deepinfer.errors import UserError
 
 GROUP = "vllm_deepinfer.engine"
-Factory = Callable[[Path, list[str]], Engine]
+Factory = Callable[..., Engine]
 
 
-def make_engine(name: str, model: Path, arguments: list[str]) -> Engine:
-    """An engine that is not started yet. Raises: UserError."""
+def make_engine(name: str, model: Path, arguments: list[str], **settings: Any) -> Engine:
+    """An engine that is not started yet. Raises: UserError.
+
+    Args:
+        settings: for a factory that takes more than flags.
+    """
     if name == "simulated":
         return simulated(model, arguments)
     found = {point.name: point for point in entry_points(group=GROUP)}
@@ -30,7 +34,7 @@ def make_engine(name: str, model: Path, arguments: list[str]) -> Engine:
         names = ", ".join(sorted({"simulated", *found}))
         raise UserError(f"--engine {name}: choose one of {names}; vllm comes with vllm-deepinfer-plugins.")
     factory: Factory = found[name].load()
-    return factory(model, arguments)
+    return factory(model, arguments, **settings)
 
 
 def simulated(model: Path, arguments: list[str]) -> SimulatedEngine:

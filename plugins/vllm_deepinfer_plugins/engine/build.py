@@ -31,8 +31,10 @@ class _Parser(FlexibleArgumentParser):
         raise UserError(f"--engine-args: {message}.")
 
 
-def build(model: Path, arguments: list[str]) -> VllmEngine:
+def build(model: Path, arguments: list[str], *, wedge_after_s: float = 60.0) -> VllmEngine:
     """An engine that is not started. Raises: UserError for a flag that vLLM does not take.
+
+    ``wedge_after_s``: work without a step for this long is reported as WEDGED.
 
     V4.1's reasoning parser is on unless another one is named: without one, vLLM cannot start a constraint
     after the reasoning.
@@ -41,7 +43,7 @@ def build(model: Path, arguments: list[str]) -> VllmEngine:
     parser.set_defaults(reasoning_parser=REASONING_PARSER)
     parsed = parser.parse_args(["--model", str(model), *arguments])
     reserve_kv_space(arguments)
-    return VllmEngine(AsyncEngineArgs.from_cli_args(parsed))
+    return VllmEngine(AsyncEngineArgs.from_cli_args(parsed), wedge_after_s=wedge_after_s)
 
 
 def reserve_kv_space(arguments: list[str]) -> None:

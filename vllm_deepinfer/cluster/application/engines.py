@@ -35,9 +35,8 @@ def engine_of(spec: ReplicaSpec) -> Engine:
     if pool.engine == "simulated":
         return _simulated(recipe, pool, folder)
     os.environ.update(_environment(spec))
-    return make_engine(
-        "vllm", folder, flags({**_transfer(recipe, pool), **pool.engine_args, **_own(recipe, pool)})
-    )
+    arguments = flags({**_transfer(recipe, pool), **pool.engine_args, **_own(recipe, pool)})
+    return make_engine("vllm", folder, arguments, wedge_after_s=recipe.ray.health.wedge_after_s)
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

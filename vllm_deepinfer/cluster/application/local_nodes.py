@@ -42,7 +42,7 @@ class LocalNodes:
             )
         os.environ.pop("RAY_ADDRESS", None)  # that would be somebody else's cluster
         # Ray listens on all of the machine's addresses. Only who has the user's token (~/.ray/auth_token,
-        # made by Ray 2.60 when it is missing) may speak to it, unless the user has set RAY_AUTH_MODE=disabled.
+        # made by Ray 2.60 when it is missing) may speak to it, unless RAY_AUTH_MODE=disabled is set.
         self._folder = Path(tempfile.mkdtemp(prefix="vdi-"))  # short: socket paths are limited to 107 bytes
         store = int(self._settings.object_store_gib * (1 << 30))
         if not self._settings.local_nodes:
