@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from typing import Any
 
 import pytest
 
-from vllm_deepinfer.gateway.steps import Rest, within
+from vllm_deepinfer.gateway.steps import Rest, eager_task, within
 
 
 async def at_once(value: int) -> int:
@@ -88,3 +89,58 @@ async def test_a_cancellation_may_be_survived() -> None:
     await asyncio.sleep(0)
     task.cancel()
     assert await task == "done"
+
+
+async def test_what_ends_at_once_needs_no_task() -> None:
+    done: list[int] = []
+
+    async def work() -> None:
+        done.append(1)
+
+    assert eager_task(asyncio.get_running_loop(), work()) is None and done == [1]
+
+
+async def test_an_eager_task_runs_up_to_its_first_wait_and_then_on_its_own() -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
+    seen: list[str] = []
+
+    async def work() -> None:
+        variable.set("inside")
+        seen.append("begun")
+        await asyncio.sleep(0.001)
+        async with asyncio.timeout(10):  # there is a current task by now
+            await asyncio.sleep(0)
+        seen.append(variable.get())
+
+    task = eager_task(asyncio.get_running_loop(), work())
+    assert seen == ["begun"] and variable.get() == "outside"
+    assert task is not None
+    await task
+    assert seen == ["begun", "inside"] and variable.get() == "outside"
+
+
+async def test_an_eager_task_can_be_cancelled() -> None:
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    task = eager_task(asyncio.get_running_loop(), work())
+    assert task is not None
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen == ["cancelled"]
+
+
+async def test_what_fails_at_once_says_so_at_once() -> None:
+    async def work() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        eager_task(asyncio.get_running_loop(), work())

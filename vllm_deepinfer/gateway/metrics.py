@@ -29,23 +29,37 @@ class CheapHistogram(Collector):
         self._documentation = documentation
         self._bounds = buckets
         self._counts = [0] * (len(buckets) + 1)
-        self._last_value, self._last_bucket = 0.0, 0
-        self.sum = 0.0
+        self._last, self._repeats = 0.0, 0  # the last value, and how often it has come and is not counted yet
+        self._sum = 0.0
 
     def observe(self, value: float) -> None:
         """Count one value, in seconds."""
-        if value != self._last_value:  # the streams of one engine step see the same interval
-            self._last_value, self._last_bucket = value, bisect_left(self._bounds, value)
-        self._counts[self._last_bucket] += 1
-        self.sum += value
+        if value != self._last:  # the streams of one engine step see the same interval
+            self._fold()
+            self._last = value
+        self._repeats += 1
+
+    def _fold(self) -> None:
+        """Put repeats where they belong."""
+        self._counts[bisect_left(self._bounds, self._last)] += self._repeats
+        self._sum += self._last * self._repeats
+        self._repeats = 0
+
+    @property
+    def sum(self) -> float:
+        """Of the values seen."""
+        self._fold()
+        return self._sum
 
     @property
     def count(self) -> int:
         """Values seen."""
+        self._fold()
         return sum(self._counts)
 
     def quantile(self, q: float, before: list[int] | None = None) -> float | None:
         """Upper bound of the bucket that holds quantile `q` of what came after the snapshot `before`."""
+        self._fold()
         counts = [
             now - then for now, then in zip(self._counts, before or [0] * len(self._counts), strict=True)
         ]
@@ -61,10 +75,12 @@ class CheapHistogram(Collector):
 
     def snapshot(self) -> list[int]:
         """Counts per bucket, for `quantile`."""
+        self._fold()
         return list(self._counts)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """See prometheus_client."""
+        self._fold()
         family = HistogramMetricFamily(self._name, self._documentation)
         seen, rows = 0, []
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Generator
-from typing import Any, TypeVar
+import contextvars
+from collections.abc import Awaitable, Coroutine, Generator
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -48,3 +49,21 @@ async def within(timeout_s: float, awaitable: Awaitable[T]) -> T:
     async with asyncio.timeout(timeout_s):
         rest: T = await Rest(steps, waits_for)
         return rest
+
+
+def eager_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+    """Run `work` up to its first suspension, here and now; a task for the rest of it, None if there is none.
+
+    `asyncio.Task(eager_start=True)` of Python 3.12, for 3.11 too. Until the first suspension there is no
+    current task, so nothing may open an `asyncio.timeout` before it. Raises: what `work` raises at once.
+    """
+    context = contextvars.copy_context()
+    try:
+        waits_for = context.run(work.send, None)
+    except StopIteration:
+        return None
+
+    async def rest() -> None:
+        await Rest(cast(Generator[Any, Any, None], work), waits_for)
+
+    return loop.create_task(rest(), context=context)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import os
+import socket
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
+
+import pytest
 
 from vllm_deepinfer.engine import Engine, FinishReason, TokenDelta
 from vllm_deepinfer.gateway.metrics import GatewayMetrics
-from vllm_deepinfer.gateway.streaming.hub import StepHub
+from vllm_deepinfer.gateway.streaming.hub import SLICE, StepHub
+from vllm_deepinfer.gateway.streaming.lane import Lane
 
 
 class FakeEngine:
@@ -34,6 +39,11 @@ class Listener:
         self.errors: list[Exception] = []
         self._done_after = done_after
         self._raises = raises
+
+    lane = None
+
+    def quick(self, delta: TokenDelta, now: float) -> bytes | None:
+        return None
 
     def deliver(self, delta: TokenDelta, now: float) -> bool:
         if self._raises:
@@ -152,3 +162,74 @@ async def test_what_was_removed_before_its_first_token_is_forgotten() -> None:
     hub.sink([TokenDelta("a", [1])])
     assert len(hub) == 0
     assert not hub._fresh
+
+
+async def test_between_the_slices_of_a_large_step_the_event_loop_has_a_turn() -> None:
+    hub, _, _ = make()
+    listeners = [Listener(str(number)) for number in range(3 * SLICE)]
+    for listener in listeners:
+        hub.add(listener)
+    hub.sink([TokenDelta(listener.request_id, (1,)) for listener in listeners])
+    served = [sum(len(listener.deltas) for listener in listeners)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+        served.append(sum(len(listener.deltas) for listener in listeners))
+    assert served == [SLICE, 2 * SLICE, 3 * SLICE, 3 * SLICE]
+    assert {time for listener in listeners for time in listener.times} == {0.0}  # one time per step
+
+
+async def test_a_step_waits_for_the_slices_of_the_one_before_it() -> None:
+    """Whatever comes next, the tokens of a stream stay in order, and none is lost or doubled."""
+    hub, _, _ = make()
+    listeners = [Listener(str(number)) for number in range(2 * SLICE + 1)]
+    for listener in listeners:
+        hub.add(listener)
+    for step in range(3):
+        hub.sink([TokenDelta(listener.request_id, (step,)) for listener in listeners])
+    hub.sink([TokenDelta(listeners[-1].request_id, (), FinishReason.ABORT)])
+    assert [d.token_ids for d in listeners[-1].deltas] == [(0,), (1,), (2,), ()]
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert all([d.token_ids for d in one.deltas] == [(0,), (1,), (2,)] for one in listeners[:-1])
+
+
+async def test_frames_are_written_in_a_burst_and_in_order(burst_pair: tuple[Lane, socket.socket]) -> None:
+    """Also where a delta of the same stream in between takes the slow path."""
+    lane, other_end = burst_pair
+
+    class Quick(Listener):
+        def quick(self, delta: TokenDelta, now: float) -> bytes | None:
+            return b"%d;" % delta.token_ids[0] if delta.token_ids[0] < 100 else None
+
+        def deliver(self, delta: TokenDelta, now: float) -> bool:
+            os.write(lane.fd, b"[%d]" % delta.token_ids[0])
+            return False
+
+    hub, _, _ = make()
+    receiver = Quick("a")
+    receiver.lane = lane  # type: ignore[assignment]
+    hub.add(receiver)
+    hub.sink([TokenDelta("a", (token,)) for token in (1, 2, 100, 3, 101, 102, 4)])
+    assert other_end.recv(100) == b"1;2;[100]3;[101][102]4;"
+
+
+async def test_a_receiver_whose_quick_way_raises_takes_the_slow_one() -> None:
+    class Broken(Listener):
+        def quick(self, delta: TokenDelta, now: float) -> bytes | None:
+            raise ValueError
+
+    hub, _, _ = make()
+    broken, well = Broken("a"), Listener("b")
+    hub.add(broken)
+    hub.add(well)
+    hub.sink([TokenDelta("a", (1,)), TokenDelta("b", (2,))])
+    assert len(broken.deltas) == len(well.deltas) == 1
+
+
+@pytest.fixture
+def burst_pair() -> Iterator[tuple[Lane, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    lane = Lane(None, cast(Any, None), ours.fileno())
+    lane.quick = True
+    with ours, theirs:
+        yield lane, theirs

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from vllm_deepinfer.gateway.streaming.lane import SCOPE_KEY, Lane, LaneProtocol
+from vllm_deepinfer.gateway.streaming.lane import SCOPE_KEY, Lane, LaneProtocol, chunk_head, write_burst
 from vllm_deepinfer.gateway.streaming.sse import SseWriter
 
 App = Callable[[Any, Any, Any], Any]
@@ -112,6 +112,69 @@ def test_nothing_is_written_to_a_closing_connection(pair: Any) -> None:
     assert lane.write(b"secret")
     with pytest.raises(BlockingIOError):
         pair[1].recv(100)
+
+
+def test_a_lane_is_quick_while_it_is_watched_clear_and_alive(pair: Any) -> None:
+    lane, _, _ = lane_on(pair[0])
+    assert lane.write(b"a") and not lane.quick  # nobody would tell it of the end
+    lane.watch(lambda: None)
+    assert lane.write(b"b") and lane.quick
+    lane.unwatch()
+    assert not lane.quick
+    lane.watch(lambda: None)
+    assert lane.write(b"c") and lane.quick
+    lane.lost()
+    assert not lane.quick
+
+
+def test_a_lane_behind_queued_bytes_is_not_quick(pair: Any) -> None:
+    lane, transport, _ = lane_on(pair[0])
+    lane.watch(lambda: None)
+    transport.queued.append(b"head")
+    assert lane.write(b"a") and not lane.quick
+    transport.queued.clear()
+    assert lane.write(b"b") and lane.quick
+    assert lane.write(bytes(4 << 20)) and not lane.quick
+
+
+def test_a_burst_is_written_in_order_and_its_rest_queued(pair: Any) -> None:
+    lane, transport, _ = lane_on(pair[0])
+    lane.quick = True
+    whole = bytes(range(256)) * 4096
+    write_burst([(lane, b"first"), (lane, whole), (lane, b"last")])
+    assert not lane.quick
+    received = b""
+    while True:
+        try:
+            received += pair[1].recv(1 << 20)
+        except BlockingIOError:
+            break
+    assert received + b"".join(transport.queued) == b"first" + whole + b"last"
+
+
+def test_a_burst_to_a_closing_connection_is_dropped(pair: Any) -> None:
+    lane, transport, _ = lane_on(pair[0])
+    transport.closing = True
+    write_burst([(lane, b"secret")])
+    assert transport.queued == []
+    with pytest.raises(BlockingIOError):
+        pair[1].recv(100)
+
+
+def test_a_burst_to_a_client_that_reset_harms_no_other(pair: Any) -> None:
+    lane, _, _ = lane_on(pair[0])
+    ends = socket.socketpair()
+    gone, _, _ = lane_on(ends[0])
+    ends[1].close()
+    lane.quick = gone.quick = True
+    write_burst([(gone, b"x"), (lane, b"y")])
+    assert pair[1].recv(10) == b"y" and not gone.quick
+    ends[0].close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 4095, 4096, 70_000])
+def test_chunk_heads_are_hexadecimal(size: int) -> None:
+    assert chunk_head(size) == f"{size:x}\r\n".encode()
 
 
 def test_a_reset_is_left_to_the_transport(pair: Any) -> None:
@@ -255,6 +318,48 @@ async def test_the_watchers_of_a_connection_hear_of_its_end(loop: str) -> None:
         assert not gone.is_set()
         writer.close()
         await asyncio.wait_for(gone.wait(), 10)
+        server.should_exit = True
+        await task
+
+    await asyncio.to_thread(_run, loop, main())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_a_whole_request_begins_at_once_and_others_in_a_task(loop: str) -> None:
+    """On the paths of generation; before the loop's next turn there is no current task."""
+
+    async def main() -> None:
+        begun: list[tuple[str, bool]] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            begun.append((scope["path"], asyncio.current_task() is None))
+            message = await receive()
+            await asyncio.sleep(0)
+            assert asyncio.current_task() is not None
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": message["body"] * 2, "more_body": False})
+
+        server, task, port = await serve(app, http=LaneProtocol)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        paths = ("/v1/messages", "/health", "/v1/messages", "/v1/responses")
+        for path in paths:  # the last two at once: the second of them waits for the first
+            writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc" % path.encode())
+            if path != paths[2]:
+                await asyncio.wait_for(reader.readuntil(b"6\r\nabcabc\r\n0\r\n\r\n"), 10)
+        await asyncio.wait_for(reader.readuntil(b"6\r\nabcabc\r\n0\r\n\r\n"), 10)
+        writer.write(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab")
+        await asyncio.sleep(0.05)
+        assert len(begun) == 5  # it may be refused by its head
+        writer.write(b"c")
+        await asyncio.wait_for(reader.readuntil(b"6\r\nabcabc\r\n0\r\n\r\n"), 10)
+        assert begun == [
+            ("/v1/messages", True),
+            ("/health", False),
+            ("/v1/messages", True),
+            ("/v1/responses", False),
+            ("/v1/messages", False),
+        ]
+        writer.close()
         server.should_exit = True
         await task
 

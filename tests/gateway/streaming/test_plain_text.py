@@ -7,7 +7,7 @@ import json
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from deepseek_recipe import ChatCompletionRequest, ConversationRequest, ConversionOptions, Tokenizer
@@ -18,6 +18,7 @@ from vllm_deepinfer.engine import FinishReason, TokenDelta
 from vllm_deepinfer.gateway.dialects.chat import ChatEncoder
 from vllm_deepinfer.gateway.metrics import GatewayMetrics
 from vllm_deepinfer.gateway.streaming.exchange import Account, Choice, StreamExchange
+from vllm_deepinfer.gateway.streaming.lane import Lane
 from vllm_deepinfer.gateway.streaming.parser import Chunk, OutputParser
 from vllm_deepinfer.gateway.streaming.sse import Message, SseWriter
 from vllm_deepinfer.gateway.tokens import PromptTokenizer
@@ -82,6 +83,24 @@ class Sent:
         self.body += message.get("body", b"")
 
 
+class SentLane:
+    """A lane to a response body: what it is given to write, and frames without their chunk coding."""
+
+    quick = True
+
+    def __init__(self, sent: Sent) -> None:
+        self._sent = sent
+
+    def write(self, body: bytes) -> bool:
+        self._sent.body += body
+        return True
+
+    def frame(self, frame: bytes) -> None:
+        head, _, rest = frame.partition(b"\r\n")
+        assert int(head, 16) == len(rest) - 2 and rest.endswith(b"\r\n")
+        self.write(rest[:-2])
+
+
 @pytest.fixture(scope="module")
 def setting() -> Setting:
     return Setting()
@@ -100,11 +119,14 @@ def stream(
     setting: Setting, request: ConversationRequest, deltas: list[TokenDelta], fast: bool
 ) -> tuple[bytes, int]:
     """All events, and how many tokens went past the parser."""
-    return asyncio.run(_stream(setting, request, deltas, fast))
+    events, past = asyncio.run(_stream(setting, request, deltas, fast, with_lane=False))
+    on_lane, past_on_lane = asyncio.run(_stream(setting, request, deltas, fast, with_lane=True))
+    assert (masked(on_lane), past_on_lane) == (masked(events), past)
+    return events, past
 
 
 async def _stream(
-    setting: Setting, request: ConversationRequest, deltas: list[TokenDelta], fast: bool
+    setting: Setting, request: ConversationRequest, deltas: list[TokenDelta], fast: bool, with_lane: bool
 ) -> tuple[bytes, int]:
     parser = CountingParser(
         ChatCompletionRequest.chunk_generator(request, "chatcmpl-1", "m"),
@@ -116,16 +138,20 @@ async def _stream(
         detokenizer=setting.prompts.stream_detokenizer(),
     )
     encoder, sent = ChatEncoder(True), Sent()
-    exchange = StreamExchange(
-        GatewayMetrics(), Account(received=0.0), 1, encoder, SseWriter(sent.send), headers=()
-    )
+    lane = SentLane(sent) if with_lane else None
+    writer = SseWriter(sent.send, lane=cast(Lane | None, lane))
+    exchange = StreamExchange(GatewayMetrics(), Account(received=0.0), 1, encoder, writer, headers=())
     choice = Choice("r", 0, parser, exchange)
     delivered = 0
     for delta in deltas:
         if not fast:
             choice.unsteady()
         delivered += 1
-        if choice.deliver(delta, float(delivered)):
+        frame = choice.quick(delta, float(delivered))
+        if frame is not None:
+            assert lane is not None
+            lane.frame(frame)
+        elif choice.deliver(delta, float(delivered)):
             break
     assert parser.finished and choice.settle() == parser.tokens
     return sent.body + encoder.finish(), delivered - parser.fed_deltas

@@ -63,7 +63,9 @@ class Upstream:
         self.records[request_id] = [time.monotonic()]
 
     def left(self, deltas: Sequence[TokenDelta]) -> None:
-        """These are about to be sent."""
+        """These are sent now: call it right before the write, else what an engine's server takes to write all
+        streams of a step would count as added by the front door.
+        """
         now = time.monotonic()
         for delta in deltas:
             record = self.records.get(delta.request_id)
@@ -101,8 +103,9 @@ class TokenChannel:
         task.add_done_callback(self._tasks.discard)
 
     def _sink(self, deltas: Sequence[TokenDelta]) -> None:
+        message = self._encode(Step(deltas, self._upstream.engine.load()))
         self._upstream.left(deltas)
-        self.frames.send(self._encode(Step(deltas, self._upstream.engine.load())))
+        self.frames.send(message)
 
 
 HEAD = (
@@ -130,7 +133,6 @@ class HttpStreams:
 
     def sink(self, deltas: Sequence[TokenDelta]) -> None:
         """Write each delta to its connection, in vLLM's form."""
-        self.upstream.left(deltas)
         for delta in deltas:
             connection = self.connections.get(delta.request_id)
             if connection is None:
@@ -145,6 +147,7 @@ class HttpStreams:
             if delta.finish_reason:
                 del self.connections[delta.request_id]
                 body += chunk("[DONE]") + b"0\r\n\r\n"
+            self.upstream.left((delta,))
             connection.write(body)
 
 

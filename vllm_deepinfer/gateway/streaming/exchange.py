@@ -11,8 +11,11 @@ from vllm_deepinfer.engine import FinishReason, TokenDelta
 from vllm_deepinfer.gateway.dialects.base import Body, Collector, StreamEncoder
 from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.metrics import GatewayMetrics
+from vllm_deepinfer.gateway.streaming.lane import CHUNK_HEADS, Lane, chunk_head
 from vllm_deepinfer.gateway.streaming.parser import Chunk, OutputParser
 from vllm_deepinfer.gateway.streaming.sse import Headers, SlowReader, SseWriter
+
+MOST_HEADS = len(CHUNK_HEADS)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,7 +37,9 @@ class Account:
 class Exchange:
     """Base of the two ways to answer: as events, or as one document. `done` resolves exactly once.
 
-    Attributes: `write` takes an event of plain text that needed no encoder, see `form`.
+    Attributes:
+        write: takes an event of plain text that needed no encoder, see `form`.
+        lane: a cheaper way for the same, if there is one.
     """
 
     __slots__ = (
@@ -44,6 +49,7 @@ class Exchange:
         "account",
         "done",
         "error",
+        "lane",
         "left",
         "metrics",
         "write",
@@ -58,6 +64,7 @@ class Exchange:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open = choices
         self._choices: list[Choice] = []
+        self.lane: Lane | None = None
         self.write: Callable[[bytes], None] = _nowhere
 
     def join(self, choice: Choice) -> None:
@@ -78,7 +85,7 @@ class Exchange:
         raise NotImplementedError
 
     def form(self, index: int) -> tuple[bytes, bytes] | None:
-        """What stands around the text in the choice's last event, if `write` may take the next one."""
+        """What stands around the text in the choice's last event, if the next one may go past the encoder."""
         return None
 
     def end_choice(self, parser: OutputParser, reason: str) -> None:
@@ -126,6 +133,7 @@ class StreamExchange(Exchange):
         super().__init__(metrics, account, choices)
         self.encoder = encoder
         self.writer = writer
+        self.lane = writer.lane
         self.write = writer.write
         self._headers = headers
 
@@ -188,7 +196,11 @@ class Choice:
         "_parser",
         "_past",
         "_plain_of",
+        "_prefix",
+        "_size",
+        "_suffix",
         "_write",
+        "lane",
         "request_id",
     )
 
@@ -200,27 +212,47 @@ class Choice:
         self._last = 0.0
         # What the usual token needs is here, because it is cold in the cache at every step: all else of the
         # exchange and the parser is left alone.
+        self.lane = exchange.lane
+        self._write = exchange.write
         self._form: tuple[bytes, bytes] | None = None
+        self._prefix, self._suffix, self._size = b"", b"", 0  # around the text in a frame; without the head
         self._past = 0  # tokens that the parser has not been told of
         self._plain_of = parser.plain_of
-        self._write = exchange.write
         self._observe = exchange.metrics.itl.observe
         exchange.join(self)
 
-    def deliver(self, delta: TokenDelta, now: float) -> bool:
+    def quick(self, delta: TokenDelta, now: float) -> bytes | None:
         """See Receiver. Plain text goes out in the form of the event before it, past parser and encoder."""
-        form = self._form
-        if form is not None and delta.finish_reason is None:
-            ids, plain_of = delta.token_ids, self._plain_of
-            if len(ids) == 1 and 0 <= ids[0] < len(plain_of):
-                text = plain_of[ids[0]]
-                if text is not None:
-                    self._write(b"%b%b%b" % (form[0], text, form[1]))
-                    self._past += 1
-                    self._observe(now - self._last)
-                    self._last = now
-                    return False
-        return self._parse(delta, now)
+        lane = self.lane
+        if lane is None or not lane.quick:
+            return None
+        text = self._plain(delta, now)
+        if text is None:
+            return None
+        size = self._size + len(text)
+        head = CHUNK_HEADS[size] if size < MOST_HEADS else chunk_head(size)
+        return b"".join((head, self._prefix, text, self._suffix))
+
+    def deliver(self, delta: TokenDelta, now: float) -> bool:
+        """See Receiver."""
+        text = self._plain(delta, now)
+        if text is None:
+            return self._parse(delta, now)
+        assert self._form is not None
+        self._write(b"%b%b%b" % (self._form[0], text, self._form[1]))
+        return False
+
+    def _plain(self, delta: TokenDelta, now: float) -> bytes | None:
+        """The text of a delta that may go past parser and encoder, and then it is counted."""
+        ids, plain_of = delta.token_ids, self._plain_of
+        if self._form is None or delta.finish_reason is not None or len(ids) != 1:
+            return None
+        if not 0 <= ids[0] < len(plain_of) or (text := plain_of[ids[0]]) is None:
+            return None
+        self._past += 1
+        self._observe(now - self._last)
+        self._last = now
+        return text
 
     def _parse(self, delta: TokenDelta, now: float) -> bool:
         exchange, parser = self._exchange, self._parser
@@ -244,8 +276,15 @@ class Choice:
             exchange.end_choice(parser, "stop" if delta.finish_reason is None else str(delta.finish_reason))
         elif delta.finish_reason is not None:
             exchange.fail(_failure(delta), f"engine_{delta.finish_reason}")
-        self._form = exchange.form(self._index) if parser.steady else None
+        self._shape(exchange.form(self._index) if parser.steady else None)
         return parser.finished
+
+    def _shape(self, form: tuple[bytes, bytes] | None) -> None:
+        """What the next event looks like, if `quick` may take it."""
+        if form is not None and form is not self._form:
+            self._prefix, self._suffix = form[0], form[1] + b"\r\n"
+            self._size = len(form[0]) + len(form[1])
+        self._form = form
 
     def settle(self) -> int:
         """Tell the parser and the account what went past them; tokens so far. Idempotent."""

@@ -49,17 +49,17 @@ class SseWriter:
         "_backlog",
         "_drain",
         "_ended",
-        "_lane",
         "_max_pending",
         "_pending",
         "_send",
         "broken",
+        "lane",
         "started",
     )
 
     def __init__(self, send: Send, max_pending: int = 4 << 20, lane: Lane | None = None) -> None:
         self._send = send
-        self._lane = lane
+        self.lane = lane
         self._max_pending = max_pending
         self._backlog: deque[bytes] = deque()
         self._pending = 0
@@ -83,7 +83,7 @@ class SseWriter:
         if not body:
             return
         if self._drain is None:
-            lane = self._lane
+            lane = self.lane
             if lane is not None and not self.broken and lane.write(body):
                 return
             self._push({"type": "http.response.body", "body": body, "more_body": True})
@@ -108,8 +108,8 @@ class SseWriter:
         self._pending = 0
         if self._drain is not None:
             self._drain.cancel()
-        if self._lane is not None:
-            self._lane.abort()
+        if self.lane is not None:
+            self.lane.abort()
 
     def _push(self, message: Message) -> None:
         if self.broken:

@@ -16,9 +16,9 @@ _ENTRY_BYTES = 256  # an entry without its ids: digest, list node, object header
 class PieceCache:
     """Least recently used map from a piece of text to its ids, bounded by memory, for use by several threads.
 
-    The key is a 128-bit BLAKE2b digest under a random key of this process: nobody can construct two texts
-    with the same digest, so nobody can make the cache answer with the ids of another text. Texts themselves
-    are not kept.
+    The key is the first half of a SHA-256 digest that begins with a random key of this process: nobody can
+    construct two texts with the same one, so nobody can make the cache answer with the ids of another text.
+    Texts themselves are not kept. (Processors have instructions for SHA-256: 1.8 GB/s, BLAKE2b 1.0 GB/s.)
 
     An entry starts as an array, 4 bytes per id, and becomes a tuple of shared integers, 8 bytes per id, when
     it is used: joining tuples copies references (2 ns per id) where an array has to make integers (30 ns).
@@ -28,13 +28,15 @@ class PieceCache:
         self._max_bytes = max_bytes
         self._integers = list(range(vocabulary_size))
         self._entries: OrderedDict[bytes, Ids] = OrderedDict()
-        self._secret = secrets.token_bytes(32)
+        self._hash = hashlib.sha256(secrets.token_bytes(64))  # one whole block
         self._lock = threading.Lock()
         self.size_bytes = 0
 
     def digest(self, piece: str) -> bytes:
         """The key of a piece. Raises UnicodeEncodeError on a lone surrogate."""
-        return hashlib.blake2b(piece.encode(), digest_size=16, key=self._secret).digest()
+        started = self._hash.copy()
+        started.update(piece.encode())
+        return started.digest()[:16]
 
     def get(self, digest: bytes) -> Sequence[int] | None:
         """The ids stored under `digest`, which become the last to be dropped."""

@@ -7,8 +7,9 @@ import json
 import logging
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +40,10 @@ class _Plan:
     missing: list[str] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)  # of the missing pieces
     cached_chars: int = 0
+
+    def forget_missing(self) -> None:
+        """All of it has been filled in."""
+        self.holes, self.missing, self.digests = [], [], []
 
     def join(self) -> list[int]:
         ids: list[int] = []
@@ -104,17 +109,14 @@ class PromptTokenizer:
         """Ids of a rendered prompt. Raises TokenizerError and TokenizerBusyError; cancellation stops the
         work.
         """
-        if len(text) <= PLAN_INLINE_CHARS:
-            plan = self._plan(text, special_ranges)
-        else:
-            plan = await asyncio.wrap_future(self._pool.call(self._plan, text, special_ranges))
+        if len(text) > PLAN_INLINE_CHARS:
+            return await asyncio.wrap_future(self._encode_on_pool(text, special_ranges))
+        plan = self._plan(text, special_ranges)
         pending = self._start(plan)
         if pending is not None:
             results: list[array[int]] = await asyncio.wrap_future(pending)
             self._fill(plan, results)
-        if len(text) <= PLAN_INLINE_CHARS:
-            return plan.join()
-        return await asyncio.wrap_future(self._pool.call(plan.join))
+        return plan.join()
 
     async def encode_plain(self, text: str) -> list[int]:
         """Ids of text that holds no control token, whatever it spells."""
@@ -139,6 +141,37 @@ class PromptTokenizer:
     def close(self) -> None:
         """Stops the threads. Prompts still waiting are cancelled."""
         self._pool.close()
+
+    def _encode_on_pool(self, text: str, special_ranges: Ranges) -> "Future[list[int]]":
+        """Everything on the pool: the event loop is woken once, at the end. Cancelling stops the work."""
+        whole: Future[list[int]] = Future()
+
+        def finish(plan: _Plan, results: "Sequence[array[int]]") -> None:
+            self._fill(plan, results)
+            ids = plan.join()
+            if whole.set_running_or_notify_cancel():
+                whole.set_result(ids)
+
+        def encoded(plan: _Plan, pending: "Future[list[array[int]]]") -> None:
+            if pending.cancelled():
+                whole.cancel()
+                return
+            with _failing(whole):
+                finish(plan, pending.result())
+
+        def begin() -> None:
+            with _failing(whole):
+                plan = self._plan(text, special_ranges)
+                pending = self._start(plan)
+                if pending is None:
+                    finish(plan, ())
+                    return
+                whole.add_done_callback(lambda _: pending.cancel())
+                pending.add_done_callback(lambda done: encoded(plan, done))
+
+        begun = self._pool.call(begin)
+        begun.add_done_callback(lambda _: begun.cancelled() and whole.cancel())  # the pool was closed
+        return whole
 
     def _plan(self, text: str, special_ranges: Ranges) -> _Plan:
         plan = _Plan()
@@ -193,9 +226,20 @@ class PromptTokenizer:
         if chars > INLINE_CHARS:
             return self._pool.run(plan.missing)
         self._fill(plan, [array("I", self._plain.encode(piece)) for piece in plan.missing])
+        plan.forget_missing()
         return None
 
     def _fill(self, plan: _Plan, results: Sequence["array[int]"]) -> None:
         for hole, digest, ids in zip(plan.holes, plan.digests, results, strict=True):
             plan.parts[hole] = ids
             self.cache.put(digest, ids)
+
+
+@contextmanager
+def _failing(future: "Future[list[int]]") -> Iterator[None]:
+    """What the body raises is the future's: nobody else would hear of it in a thread."""
+    try:
+        yield
+    except BaseException as error:
+        if future.set_running_or_notify_cancel():
+            future.set_exception(error)
