@@ -79,6 +79,18 @@ async def test_streams_are_asked_for_in_parallel() -> None:
         assert len(seen) == 8
 
 
+async def test_an_endless_load_begins_with_answers_of_all_lengths() -> None:
+    """So that the streams do not ask all at once when their first answers end."""
+    async with serving([answer(0)]) as (port, seen):
+        load = Load(port, 8, answers=0)
+        await load.open(4, 0.0)
+        await until(lambda: load.answers >= 12)
+        load.stop()
+        lengths = [json.loads(body)["max_tokens"] for body in seen]
+        assert sorted(length for length in lengths if length < 8) == [1, 3, 5, 7]
+        assert lengths.count(8) == len(lengths) - 4 >= 8
+
+
 async def test_a_refusal_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     full = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n"
@@ -104,7 +116,7 @@ async def test_errors_and_cut_connections_are_noted() -> None:
 
 async def test_stop_asks_for_nothing_more() -> None:
     async with serving([answer(0)]) as (port, _):
-        load = Load(port, 5, answers=1 << 30)
+        load = Load(port, 5, answers=0)
         await load.open(1, 0.0)
         await until(lambda: load.answers > 3)
         load.stop()

@@ -40,7 +40,7 @@ class Listener:
         self._done_after = done_after
         self._raises = raises
 
-    lane = None
+    lane: Lane | None = None
 
     def quick(self, delta: TokenDelta, now: float) -> bytes | None:
         return None
@@ -207,7 +207,7 @@ async def test_frames_are_written_in_a_burst_and_in_order(burst_pair: tuple[Lane
 
     hub, _, _ = make()
     receiver = Quick("a")
-    receiver.lane = lane  # type: ignore[assignment]
+    receiver.lane = lane
     hub.add(receiver)
     hub.sink([TokenDelta("a", (token,)) for token in (1, 2, 100, 3, 101, 102, 4)])
     assert other_end.recv(100) == b"1;2;[100]3;[101][102]4;"

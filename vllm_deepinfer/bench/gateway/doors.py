@@ -105,9 +105,9 @@ class Workshop:
 
     @contextmanager
     def load(
-        self, door: Door, streams: int, tokens: int, log: str, spread_s: float, answers: int = 1 << 30
+        self, door: Door, streams: int, tokens: int, log: str, spread_s: float, answers: int = 0
     ) -> Iterator[Child]:
-        """Streams against a door, each for so many answers."""
+        """Streams against a door, each for so many answers; 0: until told to stop."""
         arguments = (str(door.port), str(streams), str(tokens), str(spread_s), str(answers))
         with self.python("load", *arguments, core=self.cores.rest, log=log) as child:
             child.ready()
@@ -127,7 +127,7 @@ class Workshop:
         """
         spread = 1.0
         with self.load(door, streams, TOKENS, "load", spread) as load:
-            time.sleep(spread + 1.0)
+            time.sleep(spread + 0.5)
             cpu, events, began = door.child.cpu_seconds(), _events(load), time.monotonic()
             time.sleep(seconds)
             cpu = door.child.cpu_seconds() - cpu

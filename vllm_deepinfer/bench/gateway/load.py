@@ -1,9 +1,11 @@
 """Streaming load, a process of its own: `python -m … PORT STREAMS TOKENS SPREAD_S ANSWERS`.
 
-Every stream asks for an answer, reads it to its end, and asks again on the same connection, ANSWERS times. A
-read costs a few microseconds, so that the load's core is not the bottleneck. Commands on stdin: `sample`
-prints the events and answers read so far, `first` the (id, sent, first event) of the answers begun since the
-last time, in monotonic seconds, `stop` lets the running answers end and prints what `sample` does.
+Every stream asks for an answer, reads it to its end, and asks again on the same connection, ANSWERS times. With 0
+it goes on until told to stop, and the first answers are of all lengths up to TOKENS, so that from then on
+answers end and begin evenly. A read costs a few microseconds, so that the load's core is not the bottleneck.
+Commands on stdin: `sample` prints the events and answers read so far, `first` the (id, sent, first event) of the
+answers begun since the last time, in monotonic seconds, `stop` lets the running answers end and prints what
+`sample` does.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import asyncio
 import json
 import sys
 import time
+from functools import partial
 from typing import Any, cast
 
 from vllm_deepinfer.bench.gateway.lines import go_first, serve_lines
 
 END = b"0\r\n\r\n"
 EVENT = b"data: {"
+ENDLESS = 1 << 60
 PROBES = 8  # so few streams are a probe
 RETRY_S = 2.0  # after 429
 
@@ -46,7 +50,9 @@ class Load:
 
     def __init__(self, port: int, tokens: int, answers: int) -> None:
         self.port = port
-        self.most = answers
+        self.tokens = tokens
+        self.most = answers or ENDLESS
+        self.staggered = not answers
         self.request = request(port, tokens)
         self.events = 0
         self.answers = 0
@@ -59,8 +65,11 @@ class Load:
     async def open(self, streams: int, spread_s: float) -> None:
         """Connect; requests begin evenly over `spread_s`."""
         loop = asyncio.get_running_loop()
-        for _ in range(streams):
-            await loop.create_connection(lambda: Stream(self, self.most), "127.0.0.1", self.port)
+        for number in range(streams):
+            first = self.request
+            if self.staggered:
+                first = request(self.port, 1 + number * self.tokens // streams)
+            await loop.create_connection(partial(Stream, self, self.most, first), "127.0.0.1", self.port)
             await asyncio.sleep(spread_s / streams)
 
     def reconnect(self, answers: int) -> None:
@@ -101,8 +110,9 @@ class Load:
 class Stream(asyncio.Protocol):
     """One connection: ask, read to the end, ask again."""
 
-    def __init__(self, load: Load, answers: int) -> None:
+    def __init__(self, load: Load, answers: int, first: bytes | None = None) -> None:
         self._load = load
+        self._request = first or load.request
         self._sent = 0.0
         self._waiting = True
         self._tail = b""
@@ -121,7 +131,7 @@ class Stream(asyncio.Protocol):
             return
         self._asking = self._waiting = True
         self._sent = time.monotonic()
-        self._transport.write(self._load.request)
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         load = self._load
@@ -132,6 +142,7 @@ class Stream(asyncio.Protocol):
         self._tail = data[1 - len(EVENT) :]  # too short to hold an event, long enough to hold END
         if data.endswith(END):
             self._tail = b""
+            self._request = load.request
             self._asking = False
             load.answers += 1
             self._left -= 1

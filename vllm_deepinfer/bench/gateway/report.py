@@ -112,7 +112,7 @@ def _doors(parts: Parts, workshop: Workshop, cores: int) -> None:
         with ExitStack() as stack:
             ours, router = stack.enter_context(workshop.ours()), stack.enter_context(workshop.router())
             pairs = [
-                (workshop.measure(ours, STREAMS, 3.0), workshop.measure(router, STREAMS, 3.0))
+                (workshop.measure(ours, STREAMS, 4.0), workshop.measure(router, STREAMS, 4.0))
                 for _ in range(parts.rounds)
             ]
         _door_figures(parts, pairs)
@@ -122,10 +122,9 @@ def _doors(parts: Parts, workshop: Workshop, cores: int) -> None:
 
 def _door_figures(parts: Parts, pairs: list[tuple[Sample, Sample]]) -> None:
     cpu = [ours.cpu_us / router.cpu_us for ours, router in pairs]
-    p99 = [quantile(ours.added_ms, 0.99) / quantile(router.added_ms, 0.99) for ours, router in pairs]
     parts.add("cpu_per_token_vs_router_256", cpu, "ratio", "<= 1.0")
     parts.add("added_ttft_p50_ms", [quantile(ours.added_ms, 0.5) for ours, _ in pairs], "ms", "<= 2.0")
-    parts.add("added_ttft_p99_vs_router", p99, "ratio", "<= 1.0")
+    _p99(parts, pairs)
     for name, samples in (("vllm_deepinfer", [o for o, _ in pairs]), ("router", [r for _, r in pairs])):
         parts.series[name] = [
             {
@@ -135,6 +134,26 @@ def _door_figures(parts: Parts, pairs: list[tuple[Sample, Sample]]) -> None:
             }
             for sample in samples
         ]
+
+
+def _p99(parts: Parts, pairs: list[tuple[Sample, Sample]]) -> None:
+    """Of all rounds together, for both doors: in one round, a single blip of the machine decides a p99."""
+    ours, router = (sorted(ms for pair in pairs for ms in pair[door].added_ms) for door in (0, 1))
+    ratio = quantile(ours, 0.99) / quantile(router, 0.99)
+    rounds = [ratio, *(quantile(a.added_ms, 0.99) / quantile(b.added_ms, 0.99) for a, b in pairs)]
+    parts.figures.append(
+        Figure(
+            name="added_ttft_p99_vs_router",
+            value=ratio,
+            unit="ratio",
+            target="<= 1.0",
+            spread=(min(rounds), max(rounds)),
+        )
+    )
+    parts.series["added_ttft_all_rounds_ms"] = {
+        name: {"samples": len(values), **{str(q): quantile(values, q) for q in (0.5, 0.9, 0.99, 1.0)}}
+        for name, values in (("vllm_deepinfer", ours), ("router", router))
+    }
 
 
 def _saturation(parts: Parts, workshop: Workshop) -> None:
