@@ -1,8 +1,8 @@
 """Ends process groups that their benchmark left behind, as a process: `python guard.py`.
 
-It reads `+ID` and `-ID` lines; when its standard input ends, the groups that are still there are killed. The
-kernel closes that pipe however the benchmark ends, also by SIGKILL or for lack of memory. No imports of ours: it
-idles for the whole run.
+It reads `+ID` and `-ID` lines; when its standard input ends, the groups that are still there are killed.
+The kernel closes that pipe however the benchmark ends, also by SIGKILL or for lack of memory. No imports of
+ours: it idles for the whole run.
 """
 
 from __future__ import annotations

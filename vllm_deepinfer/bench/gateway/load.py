@@ -1,11 +1,11 @@
 """Streaming load, a process of its own: `python -m … PORT STREAMS TOKENS SPREAD_S ANSWERS`.
 
-Every stream asks for an answer, reads it to its end, and asks again on the same connection, ANSWERS times. With 0
-it goes on until told to stop, and the first answers are of all lengths up to TOKENS, so that from then on
-answers end and begin evenly. A read costs a few microseconds, so that the load's core is not the bottleneck.
-Commands on stdin: `sample` prints the events and answers read so far, `first` the (id, sent, first event) of the
-answers begun since the last time, in monotonic seconds, `stop` lets the running answers end and prints what
-`sample` does.
+Every stream asks for an answer, reads it to its end, and asks again on the same connection, ANSWERS
+times. With 0 it goes on until told to stop, and the first answers are of all lengths up to TOKENS, so that
+from then on answers end and begin evenly. A read costs a few microseconds, so that the load's core is not
+the bottleneck. Commands on stdin: `sample` prints the events and answers read so far, `first` the (id, sent,
+first event) of the answers begun since the last time, in monotonic seconds, `stop` lets the running answers
+end and prints what `sample` does.
 """
 
 from __future__ import annotations
