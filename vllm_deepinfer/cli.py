@@ -97,7 +97,8 @@ def pass_on(target: str, context: typer.Context) -> int:
     Returns its exit status; None counts as 0.
     """
     module, _, function = target.partition(":")
-    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    # Rich's table cuts names such as --served-model-name in a terminal of 80 columns; plain text does not.
+    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     command.command(context.info_name)(getattr(importlib.import_module(module), function))
     return _invoke(command, context.args, prog_name=context.command_path)
 

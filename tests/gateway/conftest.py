@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.gateway.harness import Gateway, running
+from vllm_deepinfer.gateway import logs
 
 
 @pytest.fixture
@@ -19,6 +20,7 @@ def own_logging() -> Iterator[None]:
     yield
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)
+    logs.access.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

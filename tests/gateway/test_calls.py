@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+import io
+import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from vllm_deepinfer.gateway import logs
 from vllm_deepinfer.gateway.calls import Call
 from vllm_deepinfer.gateway.limits.keys import ApiKey
 from vllm_deepinfer.gateway.metrics import GatewayMetrics
@@ -36,27 +40,52 @@ def test_the_tenant_is_the_keys_name() -> None:
     assert call.tenant == "bob"
 
 
-def test_the_end_counts_and_logs(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm_deepinfer"), "propagate", True)
-    caplog.set_level(logging.INFO, "vllm_deepinfer")
+@pytest.fixture
+def lines(own_logging: None) -> Callable[[], list[dict[str, Any]]]:
+    """What the access log has written so far."""
+    text = io.StringIO()
+    logs.configure("info", text)
+    return lambda: [json.loads(line) for line in text.getvalue().splitlines()]
+
+
+def test_the_end_counts_and_logs(lines: Callable[[], list[dict[str, Any]]]) -> None:
     metrics, call = GatewayMetrics(), begin()
     call.status = 200
-    call.account.prompt_tokens, call.account.output_tokens = 10, 3
+    call.account.prompt_tokens, call.account.output_tokens, call.account.cached_tokens = 10, 3, 4
+    call.account.finish_reasons = ["stop"]
     call.account.first_token = call.account.received + 0.25
     call.end(metrics, background=True)
-    (record,) = caplog.records
-    assert record.ttft_ms == 250.0 and record.prompt_tokens == 10  # type: ignore[attr-defined]
-    assert record.background is True and record.key is None  # type: ignore[attr-defined]
+    (line,) = lines()
+    assert line.pop("time").endswith("+00:00") and line.pop("ms") >= 0
+    assert line == {
+        "level": "info",
+        "logger": "vllm_deepinfer.gateway.access",
+        "message": "request",
+        "request_id": call.request_id,
+        "route": call.route,
+        "key": None,
+        "status": 200,
+        "ttft_ms": 250.0,
+        "prompt_tokens": 10,
+        "cached_tokens": 4,
+        "output_tokens": 3,
+        "finish": ["stop"],
+        "background": True,
+    }
     assert metrics.totals.output_tokens == 3 and metrics.totals.requests == 1
 
 
-def test_polls_are_neither_logged_nor_totalled(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm_deepinfer"), "propagate", True)
-    caplog.set_level(logging.INFO, "vllm_deepinfer")
+def test_polls_are_neither_logged_nor_totalled(lines: Callable[[], list[dict[str, Any]]]) -> None:
     metrics = GatewayMetrics()
     begin(route="/health").end(metrics)
-    assert caplog.records == [] and metrics.totals.requests == 0
+    assert lines() == [] and metrics.totals.requests == 0
     begin(route="/v1/models").end(metrics)
-    assert len(caplog.records) == 1 and metrics.totals.requests == 1
+    assert len(lines()) == 1 and metrics.totals.requests == 1
+
+
+def test_without_an_access_log_a_call_is_still_counted(own_logging: None) -> None:
+    text = io.StringIO()
+    logs.configure("info", text, requests=False)
+    metrics = GatewayMetrics()
+    begin(route="/v1/models").end(metrics)
+    assert text.getvalue() == "" and metrics.totals.requests == 1

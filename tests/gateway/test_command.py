@@ -17,6 +17,8 @@ import yaml
 
 from tests.gateway.harness import DATA
 from vllm_deepinfer.cli import run
+from vllm_deepinfer.engine import EngineDead
+from vllm_deepinfer.gateway import command as module
 from vllm_deepinfer.gateway.limits.keys import KeyRing, digest
 
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -49,6 +51,31 @@ def test_a_mistake_gets_one_sentence_and_status_2(
     assert run(["gateway", *arguments]) == 2
     error = capfd.readouterr().err.strip().splitlines()
     assert len(error) == 1 and says in error[0]
+
+
+@pytest.mark.parametrize("command", ["gateway", "gateway-key", "tiny-checkpoint"])
+def test_the_help_cuts_no_name_at_80_columns(
+    command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([command, "--help"]) == 0
+    text = capfd.readouterr().out
+    assert "…" not in text and all(len(line) <= 80 for line in text.splitlines())
+    if command == "gateway":
+        for name in ("--served-model-name", "--allow-anonymous", "--no-access-log", "--response-ttl-hours"):
+            assert name in text
+
+
+def test_an_engine_that_died_is_one_sentence_and_status_1(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def die(*args: Any) -> None:
+        raise EngineDead("its process has ended; the server has to be started again.")
+
+    monkeypatch.setattr(module, "serve", die)
+    assert run(["gateway", *MODEL, "--port", "0"]) == 1
+    error = capfd.readouterr().err.strip()
+    assert error == "vllm-deepinfer gateway: its process has ended; the server has to be started again."
 
 
 def test_gateway_key(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -104,7 +131,7 @@ def test_it_serves_and_a_signal_lets_running_answers_end(tmp_path: Path) -> None
         assert process.wait(30) == 0
         assert database.exists()
         logged = process.stderr.read() if process.stderr else ""
-        assert '"status": 200' in logged and "Traceback" not in logged
+        assert '"status":200' in logged and "Traceback" not in logged
         assert "Stopping: waiting up to 30 s for 1 running requests" in logged
     finally:
         process.kill()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
-import logging
 import time
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from tests.gateway.harness import MODEL, Gateway, events, running
 from vllm_deepinfer.engine import FinishReason, Overloaded
 from vllm_deepinfer.engine.simulated import hashed_tokens
+from vllm_deepinfer.gateway import logs
 from vllm_deepinfer.gateway.limits.keys import ApiKey, KeyRing, digest
 
 LONG = "word " * 3000
@@ -217,22 +218,21 @@ async def test_request_ids_are_the_clients_if_they_are_plain() -> None:
             assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
-async def test_logs_have_numbers_and_no_text(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm_deepinfer"), "propagate", True)
-    caplog.set_level(logging.DEBUG, "vllm_deepinfer")
+async def test_logs_have_numbers_and_no_text(own_logging: None) -> None:
+    text = io.StringIO()
+    logs.configure("debug", text)
     secret = "my-secret-question"
     async with running("a-secret-answer") as gateway:
         for path in ("/v1/chat/completions", "/v1/messages"):
             body = {"model": MODEL, "max_tokens": 50, "messages": [{"role": "user", "content": secret}]}
             await gateway.http.post(path, json=body)
             await gateway.http.post(path, json=body | {"temperature": secret})
-    records = [record for record in caplog.records if record.name.endswith("access")]
-    assert [record.status for record in records] == [200, 400, 200, 400]  # type: ignore[attr-defined]
-    assert all(record.prompt_tokens > 20 for record in records[::2])  # type: ignore[attr-defined]
-    for record in caplog.records:
-        assert "secret" not in json.dumps(record.__dict__, default=str)
+    lines = [json.loads(line) for line in text.getvalue().splitlines()]
+    lines = [line for line in lines if line["logger"].endswith("access")]
+    assert [line["status"] for line in lines] == [200, 400, 200, 400]
+    assert all(line["prompt_tokens"] > 20 and line["finish"] == ["stop"] for line in lines[::2])
+    assert all(0 < line["ttft_ms"] <= line["ms"] for line in lines[::2])
+    assert "secret" not in text.getvalue()
 
 
 KEY, OTHER = "sk-deepinfer-one", "sk-deepinfer-two"

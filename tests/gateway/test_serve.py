@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.gateway.harness import DATA
@@ -95,3 +96,26 @@ async def test_a_signal_while_it_serves_closes_it(monkeypatch: pytest.MonkeyPatc
 
     await run(monkeypatch, engine, ready)
     assert engine.closed and urls[0].startswith("http://127.0.0.1:")
+
+
+async def test_an_engine_that_dies_ends_the_server_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the answer that it was at; whoever watches the process starts it again."""
+    monkeypatch.setattr(module, "HEALTH_S", 0.01)
+    engine = Watched()
+    answers: list[httpx.Response] = []
+
+    async def ask(url: str) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1000}
+        async with httpx.AsyncClient(base_url=url) as client:
+            asked = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+            while not engine.load().active_requests:
+                await asyncio.sleep(0.01)
+            engine.crash("the card fell out.")
+            answers.append(await asked)
+
+    tasks = []
+    with pytest.raises(EngineDead, match=r"the card fell out\."):
+        await run(monkeypatch, engine, lambda url: tasks.append(asyncio.create_task(ask(url))))
+    await asyncio.gather(*tasks)
+    assert answers[0].status_code == 500 and "error" in answers[0].json()
+    assert engine.closed

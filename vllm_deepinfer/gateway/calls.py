@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 import secrets
 import time
@@ -17,7 +16,7 @@ from vllm_deepinfer.gateway.streaming.exchange import Account
 from vllm_deepinfer.gateway.streaming.lane import Lane
 
 CLIENT_LEFT = 499  # nginx's status for it
-QUIET = frozenset({"/health", "/ready", "/metrics", "/status.json"})  # polled; logged at debug
+QUIET = frozenset({"/health", "/ready", "/metrics", "/status.json"})  # polled; logged with --log-level debug
 _PROCESS, _COUNT = (
     secrets.token_hex(8),
     itertools.count(1),
@@ -68,16 +67,13 @@ class Call:
         polled = self.route in QUIET
         metrics.request(self.route, self.status, now - account.received, polled)
         metrics.usage(account.prompt_tokens, account.cached_tokens, account.output_tokens)
-        level = logging.DEBUG if polled else logging.INFO
-        if not access.isEnabledFor(level):
+        if not access.on or (polled and not access.polls):
             return
         ttft = None
         if account.first_token is not None:
             ttft = round((account.first_token - account.received) * 1e3, 1)
-        access.log(
-            level,
-            "request",
-            extra={
+        access.write(
+            {
                 "request_id": self.request_id,
                 "route": self.route,
                 "key": self.tenant or None,
@@ -88,6 +84,6 @@ class Call:
                 "cached_tokens": account.cached_tokens,
                 "output_tokens": account.output_tokens,
                 "finish": account.finish_reasons,
+                **more,
             }
-            | more,
         )

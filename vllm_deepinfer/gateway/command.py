@@ -15,6 +15,7 @@ import typer
 import yaml
 from pydantic import ValidationError
 
+from vllm_deepinfer.engine import EngineDead
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.gateway import logs
 from vllm_deepinfer.gateway.errors import from_validation
@@ -68,6 +69,9 @@ def gateway(
         float, typer.Option(min=0, help="How long a stop waits for running requests.")
     ] = DEFAULTS.drain_timeout_s,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    access_log: Annotated[
+        bool, typer.Option(help="A line of JSON on standard error for every request, without its text.")
+    ] = True,
 ) -> int:
     """Serve Chat Completions, Responses and Messages on one engine."""
     if not model.is_dir():
@@ -95,7 +99,7 @@ def gateway(
     )
     arguments = _split(engine_args)
     names = ", ".join(settings.served_names)
-    logs.configure(log_level)
+    logs.configure(log_level, requests=access_log)
     with listen(host, port) as listener, _runner() as runner:
 
         def ready(url: str) -> None:
@@ -105,6 +109,9 @@ def gateway(
             runner.run(serve(engine, model, arguments, settings, keys, listener, ready))
         except asyncio.CancelledError:  # by a signal while the engine was starting
             return 130
+        except EngineDead as error:
+            typer.echo(f"vllm-deepinfer gateway: {error}", err=True)
+            return 1
     return 0
 
 

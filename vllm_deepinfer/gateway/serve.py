@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
-from vllm_deepinfer.engine import Engine, EngineError
+from vllm_deepinfer.engine import Engine, EngineDead, EngineError, HealthState
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.gateway.app import GatewayApp
 from vllm_deepinfer.gateway.building import build_app
@@ -23,6 +23,7 @@ from vllm_deepinfer.gateway.limits.keys import KeyRing
 from vllm_deepinfer.gateway.settings import GatewaySettings
 from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
 
+HEALTH_S = 0.5  # between two looks at the engine's health
 GRACE_S = 5  # for the last events after the drain timeout, before uvicorn cuts the connections
 STOP = (signal.SIGINT, signal.SIGTERM)
 
@@ -52,7 +53,8 @@ async def serve(
     Args:
         engine_name, model, arguments: see `make_engine`.
         ready: called with the URL once requests are welcome.
-    Raises: UserError when the engine does not start.
+    Raises: UserError when the engine does not start; EngineDead when it died later, so that whoever watches
+        this process can start it again: a gateway without its engine answers 503 for ever.
     """
     engine = make_engine(engine_name, model, arguments)
     try:
@@ -75,7 +77,12 @@ async def serve(
         )
         host, port = listener.getsockname()[:2]
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        await _Server(config, app, engine, settings.drain_timeout_s).serve(sockets=[listener])
+        server = _Server(config, app, engine, settings.drain_timeout_s)
+        watching = asyncio.create_task(server.watch_engine(), name="engine watch")
+        await server.serve(sockets=[listener])
+        watching.cancel()
+        if server.died is not None:
+            raise EngineDead(server.died)
     finally:
         await engine.close()
 
@@ -103,6 +110,15 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._app, self._engine, self._drain_timeout_s = app, engine, drain_timeout_s
         self._draining: asyncio.Task[bool] | None = None
+        self.died: str | None = None
+
+    async def watch_engine(self) -> None:
+        """Stop when the engine has died; `died` is why."""
+        while (health := self._engine.health()).state is not HealthState.DEAD:
+            await asyncio.sleep(HEALTH_S)
+        if self._draining is None:
+            self.died = health.detail
+        self.should_exit = True
 
     def _stop(self, number: int) -> None:
         if self._draining is None:

@@ -10,6 +10,7 @@ import uvicorn
 
 from vllm_deepinfer.bench.gateway.channel import ChannelEngine
 from vllm_deepinfer.engine import EngineInfo
+from vllm_deepinfer.gateway import logs
 from vllm_deepinfer.gateway.building import build_app
 from vllm_deepinfer.gateway.serve import calm_garbage_collection
 from vllm_deepinfer.gateway.settings import GatewaySettings
@@ -35,6 +36,7 @@ async def main(socket: str, port: int, folder: Path, max_busy: float | None) -> 
         timeout_keep_alive=60,
     )
     calm_garbage_collection()  # as the real command does
+    logs.configure("warning")  # and a line for every request, into this process's log
     await uvicorn.Server(config).serve()
 
 

@@ -13,6 +13,7 @@ import uvicorn
 from deepseek_recipe import ModelVersion
 
 from vllm_deepinfer.bench.gateway.door import MODEL
+from vllm_deepinfer.gateway import logs
 from vllm_deepinfer.gateway.building import build_app
 from vllm_deepinfer.gateway.engines import make_engine
 from vllm_deepinfer.gateway.serve import calm_garbage_collection
@@ -29,6 +30,7 @@ async def main(port: int, model: Path, tokenizer: Path, flags: list[str]) -> Non
         app = build_app(engine, tokenizer, settings, version=ModelVersion.DeepseekV41Flash)
         app.own_engine = False
         calm_garbage_collection()
+        logs.configure("warning")
         config = uvicorn.Config(app, host="127.0.0.1", port=port, http=LaneProtocol, access_log=False)
         await uvicorn.Server(config).serve()
     finally:
