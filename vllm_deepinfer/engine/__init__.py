@@ -10,6 +10,7 @@ from vllm_deepinfer.engine.errors import (
     Overloaded,
 )
 from vllm_deepinfer.engine.messages import (
+    LOST,
     EngineInfo,
     FinishReason,
     GenerateRequest,
@@ -25,6 +26,7 @@ from vllm_deepinfer.engine.sampling import ConstraintKind, SamplingParams, Struc
 from vllm_deepinfer.engine.stream import Completion, collect, stream
 
 __all__ = [
+    "LOST",
     "Completion",
     "ConstraintKind",
     "Engine",

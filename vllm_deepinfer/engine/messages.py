@@ -28,6 +28,10 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the engine failed it; `TokenDelta.error` says why
 
 
+LOST = "lost"
+"""`TokenDelta.stop_reason` of an ERROR that came because the engine, or what it had fetched, was lost."""
+
+
 class Targets(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Latency that this request asks for, in milliseconds; None: whatever the engine's own target is."""
 
@@ -110,7 +114,7 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False, array_like=True):
         token_ids: new tokens; several with speculation; none only in a final delta.
         finish_reason: set in the last delta of a request and only there.
         stop_reason: the id of `SamplingParams.stop_token_ids` that ended it; None for end-of-sequence and
-            the rest.
+            the rest. LOST with an ERROR that is no fault of the request: elsewhere it may succeed.
         logprobs: one entry per new token, if asked for.
         prompt_logprobs: one entry per prompt token (None for the first), in the first delta, if asked for.
         cached_tokens: prompt tokens that the prefix cache served; the same in every delta with tokens.

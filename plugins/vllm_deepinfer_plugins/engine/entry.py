@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine import FinishReason as CoreFinishReason
 
-from vllm_deepinfer.engine import FinishReason, GenerateRequest, Sink, TokenDelta, TokenLogprobs
+from vllm_deepinfer.engine import LOST, FinishReason, GenerateRequest, Sink, TokenDelta, TokenLogprobs
 
 FINISH_REASONS = {
     CoreFinishReason.STOP: FinishReason.STOP,
@@ -84,7 +84,10 @@ class Entry:
     def end(self, reason: FinishReason, error: str | None = None) -> TokenDelta:
         """The final delta of a request that ends outside a step."""
         self.ended = True
-        return TokenDelta(self.request.request_id, (), reason, cached_tokens=self.cached_tokens, error=error)
+        lost = LOST if reason is FinishReason.ERROR else None
+        return TokenDelta(
+            self.request.request_id, (), reason, lost, cached_tokens=self.cached_tokens, error=error
+        )
 
     def _kv_source(self, output: EngineCoreOutput) -> dict[str, Any] | None:
         hand_over = self.request.hand_over

@@ -9,6 +9,7 @@ import logging
 import math
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -16,6 +17,7 @@ import zmq
 import zmq.asyncio
 
 from vllm_deepinfer.engine import (
+    LOST,
     EngineDead,
     EngineDraining,
     EngineError,
@@ -42,6 +44,8 @@ logger = logging.getLogger(__name__)
 _ERRORS: dict[str, type[EngineError]] = {
     kind.__name__: kind for kind in (InvalidRequest, EngineUnavailable, EngineDraining, EngineDead)
 }
+MOST_HELD = 65_536
+"""Requests that are remembered as perhaps held; older ones are left to their lease."""
 ACKNOWLEDGE_EVERY = 4
 """Steps; the replica sends at most `Outbox`'s credit without hearing of them."""
 
@@ -91,6 +95,7 @@ class RemoteEngine:
         self._load, self._health = Load(), Health(state=HealthState.STARTING, detail="Not connected yet.")
         self._streams: dict[str, _Stream] = {}
         self._wire_ids: dict[str, str] = {}
+        self._held: OrderedDict[str, str] = OrderedDict()  # by request id; perhaps no longer
         self._aborts: dict[int, asyncio.Future[None]] = {}
         self._deliveries = Deliveries()
         self._numbers = itertools.count(1)
@@ -160,7 +165,9 @@ class RemoteEngine:
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """See `Engine.abort`. The final delta is made here; the replica is told."""
-        wire_ids = [self._wire_ids[one] for one in dict.fromkeys(request_ids) if one in self._wire_ids]
+        ids = list(dict.fromkeys(request_ids))
+        held = [self._held.pop(one) for one in ids if one in self._held]
+        wire_ids = [self._wire_ids[one] for one in ids if one in self._wire_ids]
         # One that is not accepted yet has no deltas to come: its `submit` raises instead.
         ended = [wire_id for wire_id in wire_ids if self._streams[wire_id].accepted.done()]
         self._end(ended, FinishReason.ABORT)
@@ -170,6 +177,7 @@ class RemoteEngine:
                 stream.accepted.set_exception(
                     EngineUnavailable("the request was aborted before it was accepted.")
                 )
+        wire_ids += held
         if wire_ids and self._open.is_set():
             number, done = next(self._numbers), asyncio.get_running_loop().create_future()
             self._aborts[number] = done
@@ -258,11 +266,19 @@ class RemoteEngine:
                 stream.held = delta if stream.held is None else merged(stream.held, delta)
                 continue
             if delta.final:
+                self._note_hold(stream, delta)
                 self._forget(delta.request_id)
             sends.append((stream.sink, msgspec.structs.replace(delta, request_id=stream.request_id)))
         self._deliveries.send(sends)
         if step.number % ACKNOWLEDGE_EVERY == 0:
             await self._say(wire.Beat(self._session, self._received))
+
+    def _note_hold(self, stream: _Stream, final: TokenDelta) -> None:
+        """Its KV may be held: `abort` has to reach it."""
+        if final.kv_source is not None:
+            self._held[stream.request_id] = final.request_id
+            if len(self._held) > MOST_HELD:
+                self._held.popitem(last=False)
 
     def _release(self, wire_id: str) -> None:
         stream = self._streams.get(wire_id)
@@ -271,6 +287,7 @@ class RemoteEngine:
         stream.released = True
         if stream.held is not None:
             if stream.held.final:
+                self._note_hold(stream, stream.held)
                 self._forget(wire_id)
             delta = msgspec.structs.replace(stream.held, request_id=stream.request_id)
             self._deliveries.send([(stream.sink, delta)])
@@ -334,6 +351,7 @@ class RemoteEngine:
         if not self._draining:
             self._health = Health(state=HealthState.DEAD, detail=why)
         self._load = Load()
+        self._held.clear()  # the replica releases what a session leaves behind
         for number in list(self._aborts):
             self._aborted(number)
         accepted = [wire_id for wire_id, stream in self._streams.items() if stream.accepted.done()]
@@ -348,7 +366,8 @@ class RemoteEngine:
         for wire_id in wire_ids:
             stream = self._forget(wire_id)
             if stream is not None:
-                delta = TokenDelta(request_id=stream.request_id, finish_reason=reason, error=why)
+                lost = LOST if reason is FinishReason.ERROR else None
+                delta = TokenDelta(stream.request_id, (), reason, lost, error=why)
                 sends.append((stream.sink, delta))
         self._deliveries.send(sends)
 

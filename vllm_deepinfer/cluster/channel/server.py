@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from .outbox import Outbox
 from .security import ChannelKeys, check_address
 
 logger = logging.getLogger(__name__)
+MOST_HELD = 65_536
+"""Requests of a session that are remembered as perhaps held; older ones are left to their lease."""
 
 
 class _Session:
@@ -29,6 +32,7 @@ class _Session:
     def __init__(self, name: str, peer: bytes, now: float, wake: Callable[[], None], leases: Leases) -> None:
         self.name, self.peer, self.heard, self._leases = name, peer, now, leases
         self.alive: set[str] = set()
+        self.held: OrderedDict[str, None] = OrderedDict()  # perhaps: a fetch or a lease ends it unheard
         self.submitting: dict[str, bool] = {}  # whether an abort came while the engine considers the request
         self.outbox = Outbox()
         self._wake = wake
@@ -37,6 +41,11 @@ class _Session:
         ended = [delta.request_id for delta in deltas if delta.final]
         self.alive.difference_update(ended)
         self._leases.end(ended)
+        for delta in deltas:
+            if delta.kv_source is not None:
+                self.held[delta.request_id] = None
+                if len(self.held) > MOST_HELD:
+                    self.held.popitem(last=False)
         self.outbox.add(deltas)
         self._wake()
 
@@ -99,7 +108,8 @@ class EngineServer:
 
     async def close(self) -> None:
         """Stop serving. Gateways see the silence; the engine goes on."""
-        await self.engine.abort([wire_id for session in self._sessions.values() for wire_id in session.alive])
+        sessions = self._sessions.values()
+        await self.engine.abort([one for session in sessions for one in (*session.alive, *session.held)])
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -141,6 +151,8 @@ class EngineServer:
         elif isinstance(message, wire.Abort):
             for wire_id in session.submitting.keys() & set(message.wire_ids):
                 session.submitting[wire_id] = True
+            for wire_id in message.wire_ids:
+                session.held.pop(wire_id, None)
             await self.engine.abort(message.wire_ids)
             await self._say(peer, wire.Aborted(message.number, self.engine.load()))
         elif isinstance(message, wire.Beat):
@@ -203,7 +215,7 @@ class EngineServer:
     async def _drop(self, session: _Session) -> None:
         self._sessions.pop(session.name, None)
         self.dropped_sessions += 1
-        await self.engine.abort(list(session.alive))
+        await self.engine.abort([*session.alive, *session.held])
 
     async def _say_state(self, session: _Session) -> None:
         state = wire.State(session.name, session.outbox.sent, self.engine.load(), self.engine.health())

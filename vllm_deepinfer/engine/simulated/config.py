@@ -38,6 +38,10 @@ class SimulatedConfig:
         speculation: None: one token per decode.
         eos_token_id, vocab_size: of the pretended model.
         wedge_after_s: work without a finished step for this long is reported as WEDGED; longer than any step.
+        hold_lease_s: KV that is kept for another engine is released after so long.
+        transfer_s_per_token, transfer_latency_s: duration of a fetch from another engine.
+        fetch_timeout_s: a fetch that takes longer is given up, and the prompt computed.
+        kv_layout: digest of the KV's layout; "": follows from model and block size.
     """
 
     model: str = "simulated"
@@ -53,6 +57,11 @@ class SimulatedConfig:
     eos_token_id: int = 1
     vocab_size: int = 129_280
     wedge_after_s: float = 30.0
+    hold_lease_s: float = 60.0
+    transfer_s_per_token: float = 1e-6
+    transfer_latency_s: float = 1e-3
+    fetch_timeout_s: float = 20.0
+    kv_layout: str = ""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -68,6 +77,12 @@ class SimulatedConfig:
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs "
                 f"{self.max_num_seqs}: some decodes could never run."
             )
+        for name in ("hold_lease_s", "fetch_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+        for name in ("transfer_s_per_token", "transfer_latency_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
         if not 0 <= self.eos_token_id < self.vocab_size:
             raise ValueError(f"eos_token_id {self.eos_token_id} is not below vocab_size {self.vocab_size}.")
 
@@ -81,6 +96,11 @@ class SimulatedConfig:
         """Most drafts per decode."""
         return self.speculation.draft_tokens if self.speculation else 0
 
+    @property
+    def layout(self) -> str:
+        """`EngineInfo.kv_layout`."""
+        return self.kv_layout or f"simulated/{self.model}/{self.vocab_size}/{self.block_size}"
+
     def info(self) -> EngineInfo:
         """The same facts as every engine tells them."""
         return EngineInfo(
@@ -91,4 +111,6 @@ class SimulatedConfig:
             kv_capacity_tokens=self.blocks * self.block_size,
             vocab_size=self.vocab_size,
             draft_tokens=self.draft_tokens,
+            kv_layout=self.layout,
+            hands_over=True,
         )

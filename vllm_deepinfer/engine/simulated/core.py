@@ -42,6 +42,8 @@ class SimulatedCore:
 
     Attributes:
         running: requests with KV, in order.
+        fetches: (sequence, tokens to fetch) of requests whose fetch is to begin; the engine takes them away.
+        held_blocks: blocks that no request here refers to any more, but other engines may read.
         preemptions: requests that lost their KV to others, ever.
     """
 
@@ -49,7 +51,11 @@ class SimulatedCore:
         self.config = config
         self.pool = BlockPool(config.blocks)
         self.running: list[SimulatedSequence] = []
+        self.fetches: list[tuple[SimulatedSequence, int]] = []
+        self.held_blocks = 0
         self.preemptions = 0
+        self._fetching = 0  # those that have ended included: what writes into their blocks has not
+        self._fetching_alive = 0
         self._rng = rng
         self._waiting: list[tuple[tuple[int, int], SimulatedSequence]] = []  # heap; the dead go when met
         self._waiting_alive = 0
@@ -59,6 +65,11 @@ class SimulatedCore:
     def waiting(self) -> int:
         """Requests without KV."""
         return self._waiting_alive
+
+    @property
+    def fetching(self) -> int:
+        """Requests whose KV is on its way."""
+        return self._fetching_alive
 
     @property
     def queued_prompt_tokens(self) -> int:
@@ -77,14 +88,45 @@ class SimulatedCore:
         sequence.alive = False
         if not sequence.generated:
             self._queued_prompt_tokens -= sequence.prompt_length
-        if sequence.blocks:
+        if sequence.fetching:
+            self._fetching_alive -= 1  # its blocks are free when the fetch has ended
+        elif sequence.blocks:
             self.running.remove(sequence)
             self._free(sequence)
         else:
             self._waiting_alive -= 1
 
+    def hold(self, sequence: SimulatedSequence) -> list[int]:
+        """End a running request, but keep its KV; returns the blocks, for `release`."""
+        sequence.alive = False
+        self.running.remove(sequence)
+        blocks, sequence.blocks = sequence.blocks, []
+        self.held_blocks += len(blocks)
+        return blocks
+
+    def release(self, blocks: list[int]) -> None:
+        """Nobody reads these any more."""
+        self.held_blocks -= len(blocks)
+        self.pool.release(blocks)
+
+    def end_fetch(self, sequence: SimulatedSequence, fetched: bool) -> None:
+        """The KV of a prompt has come, but for its last token, or will not come: then it is computed here."""
+        self._fetching -= 1
+        sequence.source, sequence.fetching = None, False
+        if not sequence.alive:
+            self._free(sequence)
+            return
+        self._fetching_alive -= 1
+        if not fetched:
+            self._free(sequence)
+            self._wait(sequence)
+            return
+        sequence.computed = sequence.total - 1
+        self.publish(sequence)
+        insort(self.running, sequence, key=_ORDER)
+
     def schedule(self) -> Step:
-        """Decide the next step; an empty batch only when there is no request at all."""
+        """Decide the next step; an empty batch only when there is no request, or KV lies with others."""
         step, budget = Step(), self.config.max_num_batched_tokens
         before = self.preemptions
         for sequence in tuple(self.running):
@@ -94,7 +136,8 @@ class SimulatedCore:
                 budget -= self._continue(sequence, budget, step)
         if self.preemptions == before:
             self._admit(budget, step)
-        assert step.batch or not (self.running or self.waiting), "a lone request always fits"
+        others = self._fetching or self.held_blocks
+        assert step.batch or others or not (self.running or self.waiting), "a lone request always fits"
         return step
 
     def publish(self, sequence: SimulatedSequence) -> None:
@@ -142,9 +185,15 @@ class SimulatedCore:
         return tokens + drafts
 
     def _admit(self, budget: int, step: Step) -> None:
-        while budget > 0 and self._waiting and len(self.running) < self.config.max_num_seqs:
+        most = self.config.max_num_seqs
+        while budget > 0 and self._waiting and len(self.running) + self._fetching_alive < most:
             sequence = self._waiting[0][1]
-            if sequence.alive:
+            if sequence.source is not None and not self._missing(sequence):
+                sequence.source = None
+            if sequence.alive and sequence.source is not None:
+                if not self._start_fetch(sequence):
+                    return
+            elif sequence.alive:
                 tokens = self._start(sequence, budget)
                 if not tokens:
                     return  # no KV: nobody behind it may overtake
@@ -156,24 +205,51 @@ class SimulatedCore:
 
     def _start(self, sequence: SimulatedSequence, budget: int) -> int:
         """Give a waiting request its prefix hit and KV for its first chunk. Returns the chunk; 0: no room."""
+        hit = self._hit(sequence)
+        tokens = min(sequence.total - len(hit) * self.config.block_size, budget)
+        return tokens if self._allocate(sequence, hit, tokens) else 0
+
+    def _start_fetch(self, sequence: SimulatedSequence) -> bool:
+        """Give a request the KV into which its prompt will be fetched. Returns whether there is room."""
+        missing = self._missing(sequence)
+        if not self._allocate(sequence, self._hit(sequence), missing):
+            return False
+        self._waiting_alive -= 1
+        self._fetching += 1
+        self._fetching_alive += 1
+        sequence.fetching = True
+        self.fetches.append((sequence, missing))
+        return True
+
+    def _missing(self, sequence: SimulatedSequence) -> int:
+        """Tokens worth fetching: the last is computed here, and a cached prefix is here already."""
+        if sequence.request.sampling.prompt_logprobs is not None:
+            return 0
+        return max(sequence.total - 1 - len(self._hit(sequence)) * self.config.block_size, 0)
+
+    def _hit(self, sequence: SimulatedSequence) -> list[int]:
+        """Blocks of the longest cached prefix."""
+        if not self.config.prefix_caching or sequence.request.sampling.prompt_logprobs is not None:
+            return []
         size = self.config.block_size
-        hit: list[int] = []
-        if self.config.prefix_caching and sequence.request.sampling.prompt_logprobs is None:
-            sequence.extend_keys(size, sequence.total)
-            whole = (sequence.total - 1) // size  # at least one token must be computed, to sample after it
-            hit = self.pool.lookup(sequence.keys[:whole])
+        sequence.extend_keys(size, sequence.total)
+        whole = (sequence.total - 1) // size  # at least one token must be computed, to sample after it
+        return self.pool.lookup(sequence.keys[:whole])
+
+    def _allocate(self, sequence: SimulatedSequence, hit: list[int], tokens: int) -> bool:
+        """Take the blocks of a prefix hit and of `tokens` more, or none at all."""
+        size = self.config.block_size
         found = len(hit) * size
-        tokens = min(sequence.total - found, budget)
         self.pool.share(hit)
         fresh = -(-(found + tokens) // size) - len(hit)
         if fresh > self.pool.free:
             self.pool.release(hit)
-            return 0
+            return False
         sequence.blocks = hit + self.pool.take(fresh)
         sequence.computed, sequence.published = found, len(hit)
         if sequence.cached is None:
             sequence.cached = min(found, sequence.prompt_length)
-        return tokens
+        return True
 
     def _schedule(
         self, sequence: SimulatedSequence, tokens: int, drafts: int, decodes: bool, step: Step

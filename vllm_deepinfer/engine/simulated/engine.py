@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from random import Random
+
+import msgspec
 
 from vllm_deepinfer.engine.base import Sink
 from vllm_deepinfer.engine.clock import Clock, LoopClock
@@ -18,6 +21,7 @@ from vllm_deepinfer.engine.errors import (
     Overloaded,
 )
 from vllm_deepinfer.engine.messages import (
+    LOST,
     EngineInfo,
     FinishReason,
     GenerateRequest,
@@ -29,6 +33,7 @@ from vllm_deepinfer.engine.messages import (
 from vllm_deepinfer.engine.simulated.config import SimulatedConfig
 from vllm_deepinfer.engine.simulated.core import SimulatedCore, Step
 from vllm_deepinfer.engine.simulated.faults import Faults
+from vllm_deepinfer.engine.simulated.holds import Holds, KvSource
 from vllm_deepinfer.engine.simulated.output import deltas_of
 from vllm_deepinfer.engine.simulated.sequence import SimulatedSequence
 from vllm_deepinfer.engine.simulated.tokens import TokenSource, hashed_tokens
@@ -47,6 +52,11 @@ class SimulatedEngine:
 
     The engine's time is its own: a step starts when the one before it ended, also when the event loop was
     late to notice, just as a real engine in another process would not wait for a busy gateway.
+
+    Attributes:
+        faults: failures on command.
+        counts: of hand-overs: KV ``fetched``, prompts ``recomputed`` because it could not be, sources of a
+            ``foreign`` layout, holds ``released`` by abort, holds ``expired``.
     """
 
     def __init__(
@@ -67,6 +77,10 @@ class SimulatedEngine:
         self.faults = Faults()
         self.deliveries = Deliveries()
         self.core = SimulatedCore(self.config, rng or Random(0))
+        self.counts: Counter[str] = Counter()
+        self.holds = Holds(self.config.layout, self._free_held)
+        self._leases: dict[str, asyncio.Task[None]] = {}
+        self._fetches: set[asyncio.Task[None]] = set()
         self._tokens = tokens or hashed_tokens(self.config.vocab_size)
         self._clock = clock or LoopClock()
         self._alive: dict[str, SimulatedSequence] = {}
@@ -98,7 +112,7 @@ class SimulatedEngine:
     async def submit(self, request: GenerateRequest, sink: Sink) -> None:
         self._check_open()
         check_request(request, self.info)
-        if request.request_id in self._alive:
+        if request.request_id in self._alive or request.request_id in self.holds:
             raise InvalidRequest(
                 f"request_id {request.request_id!r} is in use by a request that has not ended."
             )
@@ -112,6 +126,7 @@ class SimulatedEngine:
         sequence = SimulatedSequence(
             request, sink, self._tokens(request), self._accepted, limit, self.config.eos_token_id
         )
+        sequence.source = self._source_of(request)
         sequence.fail_after = self.faults.fail_requests.get(self._accepted)
         if not self._alive:
             self._progress_at = self._clock.now()
@@ -121,17 +136,21 @@ class SimulatedEngine:
         self._wake.set()
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        found = (self._alive.get(request_id) for request_id in dict.fromkeys(request_ids))  # each id once
+        ids = list(dict.fromkeys(request_ids))  # each id once
+        for request_id in ids:
+            self.counts["released"] += self.holds.release_request(request_id)
+        found = (self._alive.get(request_id) for request_id in ids)
         self._end([sequence for sequence in found if sequence], FinishReason.ABORT)
 
     def load(self) -> Load:
         core, size = self.core, self.config.block_size
         return Load(
-            running_requests=len(core.running),
+            running_requests=len(core.running) + core.fetching,
             waiting_requests=core.waiting,
             queued_prompt_tokens=core.queued_prompt_tokens,
             kv_tokens_used=core.pool.used * size,
             kv_tokens_free=core.pool.free * size,
+            held_requests=len(self.holds),
         )
 
     def health(self) -> Health:
@@ -152,9 +171,10 @@ class SimulatedEngine:
         task, self._task = self._task, None
         if self._state is not HealthState.DEAD:
             self._die("the engine was closed.")
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        tasks = [*self._fetches, *self._leases.values()] + ([task] if task is not None else [])
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def crash(self, reason: str = "the engine crashed.") -> None:
         """Die: every request ends with FinishReason.ERROR, nothing is accepted any more."""
@@ -181,6 +201,7 @@ class SimulatedEngine:
 
     def _die(self, reason: str) -> None:
         self._state, self._detail = HealthState.DEAD, reason
+        self.holds.alive = False
         self._end(list(self._alive.values()), FinishReason.ERROR, reason)
         self._wake.set()
 
@@ -190,8 +211,12 @@ class SimulatedEngine:
         """End requests outside a step."""
         for sequence in sequences:
             self._forget(sequence)
+        lost = LOST if reason is FinishReason.ERROR else None
         self.deliveries.send(
-            (s.sink, TokenDelta(s.request.request_id, (), reason, cached_tokens=s.cached or 0, error=error))
+            (
+                s.sink,
+                TokenDelta(s.request.request_id, (), reason, lost, cached_tokens=s.cached or 0, error=error),
+            )
             for s in sequences
         )
 
@@ -211,6 +236,12 @@ class SimulatedEngine:
                     time = self._clock.now()
                     continue
                 step = self.core.schedule()
+                self._start_fetches()
+                if not step.batch:  # all KV is on its way, or held for others
+                    self._wake.clear()
+                    await self._wake.wait()
+                    time = self._clock.now()
+                    continue
                 time += self.faults.stretch(self.config.cost.seconds(step.features))
                 await self._clock.sleep(max(time - self._clock.now(), 0.0))
                 while self._hung and self._state is not HealthState.DEAD:
@@ -228,8 +259,60 @@ class SimulatedEngine:
         deltas: list[tuple[Sink, TokenDelta]] = []
         try:
             for sequence, delta in deltas_of(self.core, step):
+                if sequence.keeps and delta.finish_reason in (FinishReason.LENGTH, FinishReason.STOP):
+                    delta = msgspec.structs.replace(delta, kv_source=self._hold(sequence))
                 if delta.finish_reason is not None:
                     self._forget(sequence)
                 deltas.append((sequence.sink, delta))
         finally:  # also when the token source fails half-way: what has ended must be told
             self.deliveries.send(deltas)
+
+    # Hand-over
+
+    def _source_of(self, request: GenerateRequest) -> KvSource | None:
+        hand_over = request.hand_over
+        if hand_over is None or hand_over.source is None:
+            return None
+        source = KvSource.of(hand_over.source)
+        if self.holds.fits(source):
+            return source
+        self.counts["foreign"] += 1
+        return None
+
+    def _hold(self, sequence: SimulatedSequence) -> dict[str, object]:
+        request_id = sequence.request.request_id
+        source = self.holds.add(request_id, self.core.hold(sequence))
+        self._leases[request_id] = asyncio.ensure_future(self._expire(request_id))
+        return msgspec.structs.asdict(source)
+
+    async def _expire(self, request_id: str) -> None:
+        await self._clock.sleep(self.config.hold_lease_s)
+        if self._leases.get(request_id) is asyncio.current_task():
+            self.counts["expired"] += self.holds.release_request(request_id)
+
+    def _free_held(self, request_id: str, blocks: list[int]) -> None:
+        lease = self._leases.pop(request_id, None)
+        if lease is not None and lease is not asyncio.current_task():
+            lease.cancel()
+        self.core.release(blocks)
+        self._wake.set()
+
+    def _start_fetches(self) -> None:
+        fetches, self.core.fetches = self.core.fetches, []
+        for sequence, tokens in fetches:
+            task = asyncio.ensure_future(self._fetch(sequence, tokens))
+            self._fetches.add(task)
+            task.add_done_callback(self._fetches.discard)
+
+    async def _fetch(self, sequence: SimulatedSequence, tokens: int) -> None:
+        config, source = self.config, sequence.source
+        assert source is not None
+        seconds = config.transfer_latency_s + tokens * config.transfer_s_per_token
+        seconds += self.faults.stall_fetches_s
+        await self._clock.sleep(min(seconds, config.fetch_timeout_s))
+        in_time = seconds <= config.fetch_timeout_s and not self.faults.fetch_fails()
+        fetched = in_time and self.holds.fetched(source)
+        if sequence.alive:
+            self.counts["fetched" if fetched else "recomputed"] += 1
+        self.core.end_fetch(sequence, fetched)
+        self._wake.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_deepinfer.engine.base import Sink
 from vllm_deepinfer.engine.messages import FinishReason, GenerateRequest
+from vllm_deepinfer.engine.simulated.holds import KvSource
 from vllm_deepinfer.engine.simulated.kv import block_key
 from vllm_deepinfer.engine.simulated.tokens import TokenAt
 
@@ -19,11 +20,14 @@ class SimulatedSequence:
         limit: most tokens of the answer.
         fail_after: fail instead of giving the token after this many; None: never.
         alive: False once it has ended.
+        source: where the KV of its prompt is to be fetched from, until that was tried.
+        fetching: it has blocks, and a fetch may write them.
     """
 
     __slots__ = (
-        "alive", "blocks", "cached", "computed", "fail_after", "generated", "keys", "limit", "min_tokens",
-        "order", "prompt_length", "published", "request", "sink", "stops", "token_at", "wanted_logprobs",
+        "alive", "blocks", "cached", "computed", "fail_after", "fetching", "generated", "keys", "limit",
+        "min_tokens", "order", "prompt_length", "published", "request", "sink", "source", "stops", "token_at",
+        "wanted_logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -47,11 +51,18 @@ class SimulatedSequence:
         self.published = 0
         self.fail_after: int | None = None
         self.alive = True
+        self.source: KvSource | None = None
+        self.fetching = False
 
     @property
     def total(self) -> int:
         """Tokens of prompt and answer."""
         return self.prompt_length + len(self.generated)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its KV stays after a good end."""
+        return self.request.hand_over is not None and self.request.hand_over.keep
 
     def extend_keys(self, block_size: int, tokens: int) -> None:
         """Compute the keys of all full blocks among the first `tokens` tokens."""
