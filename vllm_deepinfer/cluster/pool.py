@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from vllm_deepinfer.engine import (
+    LOST,
     Engine,
     EngineDraining,
     EngineError,
@@ -37,7 +38,9 @@ from .continuation import continued, why_not
 logger = logging.getLogger(__name__)
 Router = Callable[[GenerateRequest, Mapping[str, Load], frozenset[str]], Choice | None]
 """Chooses among the workers that serve, by their loads and by who has just refused. None: no room."""
-LOST = frozenset({HealthState.DEAD, HealthState.WEDGED})
+GONE = frozenset({HealthState.DEAD, HealthState.WEDGED})
+MOST_HELD = 65_536
+"""Requests that are remembered as perhaps held; older ones are left to their lease."""
 
 
 class _Live:
@@ -47,6 +50,7 @@ class _Live:
         self.request, self.sink = request, sink
         self.emitted: list[int] = []
         self.attempts = 0
+        self.losses = 0  # engines that died under it
         self.worker, self.attempt = "", ""  # "" while it is routed
         self.placing = False  # whether the worker has yet to answer
 
@@ -85,6 +89,7 @@ class PooledEngine:
         self._router, self._attempts, self._patience_s, self._watch_s = router, attempts, patience_s, watch_s
         self._live: dict[str, _Live] = {}
         self._by_attempt: dict[str, _Live] = {}
+        self._held: OrderedDict[str, tuple[str, str]] = OrderedDict()  # worker and attempt; perhaps no longer
         self._deliveries = Deliveries()
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -152,8 +157,11 @@ class PooledEngine:
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """See `Engine.abort`."""
-        lives = [self._live[one] for one in dict.fromkeys(request_ids) if one in self._live]
+        ids = list(dict.fromkeys(request_ids))
+        lives = [self._live[one] for one in ids if one in self._live]
         by_worker: dict[str, list[str]] = {}
+        for worker, attempt in [self._held.pop(one) for one in ids if one in self._held]:
+            by_worker.setdefault(worker, []).append(attempt)
         for live in lives:
             if live.worker:
                 by_worker.setdefault(live.worker, []).append(live.attempt)
@@ -270,9 +278,17 @@ class PooledEngine:
                 continue
             live.emitted.extend(delta.token_ids)
             sends.append((live.sink, self._renamed(live, delta)))
+            if delta.kv_source is not None:
+                self._note_hold(live)
             if delta.final:
                 self._forget(live)
         self._deliveries.send(sends)
+
+    def _note_hold(self, live: _Live) -> None:
+        """Its KV may be held by its worker: `abort` has to reach it."""
+        self._held[live.request.request_id] = (live.worker, live.attempt)
+        if len(self._held) > MOST_HELD:
+            self._held.popitem(last=False)
 
     @staticmethod
     def _renamed(live: _Live, delta: TokenDelta, *, finish: bool = True) -> TokenDelta:
@@ -283,7 +299,7 @@ class PooledEngine:
 
     def _lost(self, worker: str) -> bool:
         engine = self._workers.get(worker)
-        return engine is None or engine.health().state in LOST
+        return engine is None or engine.health().state in GONE
 
     def _lose(self, worker: str) -> None:
         # One that is being placed there is not moved: its `submit` raises, or `_placed` sees to it.
@@ -294,10 +310,15 @@ class PooledEngine:
         """The attempt is over; go on elsewhere, or end with the reason."""
         self._by_attempt.pop(live.attempt, None)
         live.worker, live.attempt = "", ""
+        if live.request.hand_over is not None and live.request.hand_over.source is not None:
+            # Where its KV comes from is for the caller to say anew.
+            self._spawn(self._fail(live, why, LOST))
+            return
         reason = why_not(live.request, live.emitted)
         limit = live.request.sampling.max_tokens
-        if reason is None and live.attempts >= self._attempts:
-            reason = f"{live.attempts} engines were lost under it"
+        live.losses += 1
+        if reason is None and live.losses >= self._attempts:
+            reason = f"{live.losses} engines were lost under it"
         if reason is not None:
             self.counts["not_continued"] += 1
             self._spawn(
@@ -309,8 +330,8 @@ class PooledEngine:
             self.counts["continued" if live.emitted else "rerouted"] += 1
             self._spawn(self._replace(live, why))
 
-    async def _fail(self, live: _Live, why: str | None) -> None:
-        self._end(live, FinishReason.LENGTH if why is None else FinishReason.ERROR, why)
+    async def _fail(self, live: _Live, why: str | None, lost: str | None = None) -> None:
+        self._end(live, FinishReason.LENGTH if why is None else FinishReason.ERROR, why, lost)
 
     async def _replace(self, live: _Live, why: str) -> None:
         """Route again, for as long as patience lasts."""
@@ -320,10 +341,10 @@ class PooledEngine:
                 await self._place(live)
                 return
             except EngineError as error:
-                if isinstance(error, InvalidRequest) or asyncio.get_running_loop().time() > deadline:
-                    self._end(
-                        live, FinishReason.ERROR, f"{why.rstrip('.')}, and no other took the request: {error}"
-                    )
+                invalid = isinstance(error, InvalidRequest)
+                if invalid or asyncio.get_running_loop().time() > deadline:
+                    why = f"{why.rstrip('.')}, and no other took the request: {error}"
+                    self._end(live, FinishReason.ERROR, why, None if invalid else LOST)
                     return
             await asyncio.sleep(0.05)
 
@@ -339,10 +360,12 @@ class PooledEngine:
                         self._lose(name)
                         self._spawn(self._workers[name].abort(attempts))
 
-    def _end(self, live: _Live, reason: FinishReason, why: str | None = None) -> None:
+    def _end(
+        self, live: _Live, reason: FinishReason, why: str | None = None, lost: str | None = None
+    ) -> None:
         if self._live.get(live.request.request_id) is live:
             self._forget(live)
-            delta = TokenDelta(request_id=live.request.request_id, finish_reason=reason, error=why)
+            delta = TokenDelta(live.request.request_id, (), reason, lost, error=why)
             self._deliveries.send([(live.sink, delta)])
 
     def _forget(self, live: _Live) -> None:

@@ -100,6 +100,7 @@ class ServePool(PooledEngine):
         self._joins: dict[str, asyncio.Task[None]] = {}
         self._retry_at: dict[str, float] = {}
         self._leaving: set[str] = set()
+        self._closings: set[asyncio.Task[None]] = set()
         self._leases: dict[str, _Lease] = {}
         self._numbers = itertools.count(1)
 
@@ -152,7 +153,7 @@ class ServePool(PooledEngine):
         pending = [*self._joins.values(), *(lease.call for lease in self._leases.values())]
         for task in pending:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*pending, *self._closings, return_exceptions=True)
         await asyncio.gather(*(engine.close() for engine in self._workers.values()))
         self._workers.clear()
         self._members.clear()
@@ -224,7 +225,9 @@ class ServePool(PooledEngine):
         self.view.forget(worker)
         self._leaving.discard(worker)
         self.remove(worker)
-        self._spawn(engine.close())
+        closing = asyncio.ensure_future(engine.close())
+        self._closings.add(closing)
+        closing.add_done_callback(self._closings.discard)
 
     # Placing
 
@@ -292,9 +295,14 @@ class ServePool(PooledEngine):
         )
         lease = _Lease(ticket.key, request.request_id, self.view.expect(ticket.key))
         lease.call = asyncio.ensure_future(self._call(lease, ticket))
-        lease.call.add_done_callback(lambda call: call.cancelled() or call.exception())
         self._leases[ticket.key] = lease
+        lease.call.add_done_callback(lambda call: self._ended(lease, call))
         return lease
+
+    def _ended(self, lease: _Lease, call: asyncio.Task[None]) -> None:
+        del self._leases[lease.key]
+        if not call.cancelled():
+            call.exception()  # `_routed` has raised it, or nobody waits for it any more
 
     async def _routed(self, lease: _Lease, deadline: float) -> str:
         """The replica that Serve has given the request to."""
@@ -332,8 +340,6 @@ class ServePool(PooledEngine):
                 logger.warning("Replica %s of pool %s is lost (%s).", lease.worker, self.name, why)
                 self._gone(lease.worker)
             raise EngineUnavailable(f"pool {self.name} lost the request's replica: {why}.") from None
-        finally:
-            self._leases.pop(lease.key, None)
 
     def _abandon(self, live: Any, request: GenerateRequest, lease: _Lease) -> None:
         """The attempt came to nothing."""
