@@ -17,8 +17,8 @@ def rehearsal(recipe: Recipe) -> Recipe:
     """
     model = recipe.model
     if model.tiny is None:
-        names = {"served_name": recipe.served_names[0], "aliases": model.aliases}
-        model = Model(tiny=TinyOptions(tokenizer="released"), **names)
+        tiny = TinyOptions(tokenizer="released")
+        model = Model(tiny=tiny, served_name=recipe.served_names[0], aliases=model.aliases)
     ray = Ray(namespace=recipe.ray.namespace, deadlines=recipe.ray.deadlines, health=recipe.ray.health)
     return recipe.model_copy(
         update={

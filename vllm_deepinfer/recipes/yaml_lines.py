@@ -112,7 +112,13 @@ class _Reader:
             return text
         if node.tag.endswith(":int") and ":" in text:  # YAML 1.1 takes 1:30 for 90
             return text
-        return self._loader.construct_object(node)
+        try:
+            return self._loader.construct_object(node)
+        except (ValueError, KeyError):  # `!!int x`
+            kind = node.tag.rsplit(":", 1)[-1]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"this is no {kind}", node.start_mark
+            ) from None
 
 
 def _clause(error: yaml.YAMLError) -> str:

@@ -46,6 +46,9 @@ def _check_database(gateway: Gateway) -> Iterator[str]:
     path = gateway.response_db
     if path is None:
         return
+    if "\0" in str(path):
+        yield "gateway.response_db has a zero byte: this is no file's name."
+        return
     try:
         if path.is_dir():
             yield f"gateway.response_db is {path}, a folder: name a file."

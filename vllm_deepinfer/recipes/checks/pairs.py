@@ -30,6 +30,12 @@ SHARED: dict[str, str] = {
 }
 """Engine arguments that both pools must give the same value, and why."""
 
+SETTINGS = {
+    "portable_model": "the two classes lay KV out differently",
+    "encoder_replay": "it decides whether window KV is handed over",
+}
+"""The same for keys of additional_config.deepinfer."""
+
 
 def check_pairs(context: Context) -> Iterator[str]:
     """Every fault between the two pools of a split deployment."""
@@ -47,10 +53,10 @@ def check_pairs(context: Context) -> Iterator[str]:
         ours, theirs = p.engine_args.get(key), d.engine_args.get(key)
         if ours != theirs:
             yield _differ(f"engine_args.{key}", p_name, ours, d_name, theirs, why)
-    ours, theirs = _portable(p), _portable(d)
-    if ours != theirs:
-        key = "engine_args.additional_config.deepinfer.portable_model"
-        yield _differ(key, p_name, ours, d_name, theirs, "the two classes lay KV out differently")
+    for key, why in SETTINGS.items():
+        ours, theirs = _setting(p, key), _setting(d, key)
+        if ours != theirs:
+            yield _differ(f"engine_args.additional_config.deepinfer.{key}", p_name, ours, d_name, theirs, why)
     yield from _lengths(p_name, p, d_name, d, "engine_args", 0, 0)
     ranks = sorted((workers(p), workers(d)))
     if ranks[1] % ranks[0]:
@@ -68,10 +74,10 @@ def check_pairs(context: Context) -> Iterator[str]:
     yield from _models(context, {p_name: p, d_name: d})
 
 
-def _portable(pool: Pool) -> Any:
+def _setting(pool: Pool, key: str) -> Any:
     config = pool.engine_args.get("additional_config")
     ours = config.get("deepinfer") if isinstance(config, dict) else None
-    return bool(ours.get("portable_model", False)) if isinstance(ours, dict) else False
+    return ours.get(key) if isinstance(ours, dict) else None
 
 
 def _differ(key: str, p_name: str, ours: Any, d_name: str, theirs: Any, why: str) -> str:

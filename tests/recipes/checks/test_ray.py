@@ -1,0 +1,53 @@
+"""The cluster's settings, and a store that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recipes.samples import ALONE, faults
+from vllm_deepinfer.recipes.checks.ray import check_ray, check_store
+
+UNUSED = "store is given, but no engine uses a shared store yet: leave it out."
+
+
+@pytest.mark.parametrize(
+    "address", ["local", "auto", "head:6379", "10.0.0.1:6379", "ray://head:10001", "[::1]:6379"]
+)
+def test_addresses(address: str) -> None:
+    assert faults(ALONE, check=check_ray, ray={"address": address}) == []
+
+
+@pytest.mark.parametrize("address", ["head", "6379", "http://head:1", "head:99999", "::1:6379", "a b:1"])
+def test_what_is_no_address(address: str) -> None:
+    assert faults(ALONE, check=check_ray, ray={"address": address}) == [
+        f"ray.address is {address}: write local, auto, or host:port of the cluster's head."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("num_cpus", 4), ("local_nodes", [{"cpus": 1}]), ("dashboard_port", 8265)]
+)
+def test_settings_of_our_own_cluster_beside_another_one(key: str, value: Any) -> None:
+    assert faults(ALONE, check=check_ray, ray={"address": "auto", key: value}) == [
+        f"ray.{key} is for a cluster of our own, but ray.address is auto: leave it out."
+    ]
+    assert faults(ALONE, check=check_ray, ray={key: value}) == []
+
+
+def test_times() -> None:
+    assert faults(ALONE, check=check_ray, ray={"health": {"period_s": 5, "wedge_after_s": 5}}) == [
+        "ray.health.wedge_after_s is 5, no longer than period_s 5: write a longer time than the longest step."
+    ]
+
+
+def test_a_store_that_is_not_there(tmp_path: Path) -> None:
+    assert faults(ALONE, check=check_store) == []
+    assert faults(ALONE, check=check_store, store={"url": tmp_path.as_uri()}) == [UNUSED]
+    url = (tmp_path / "no").as_uri()
+    assert faults(ALONE, check=check_store, store={"url": url}) == [
+        UNUSED,
+        f"store.url is {url}: there is no folder {tmp_path}/no, make it first.",
+    ]
