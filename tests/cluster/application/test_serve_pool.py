@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from ray.exceptions import ActorUnavailableError, RayTaskError
@@ -24,7 +25,6 @@ from vllm_deepinfer.engine import (
     Overloaded,
     collect,
 )
-from vllm_deepinfer.engine.simulated import SimulatedConfig
 
 
 def where(pool: ServePool, request: GenerateRequest) -> str:
@@ -140,7 +140,7 @@ async def test_a_replica_that_stands_still_while_it_is_asked_is_passed_over() ->
 
 
 async def test_a_wedged_engine_s_requests_move_and_nothing_more_goes_there() -> None:
-    config = SimulatedConfig(**{**_fields(CONFIG), "wedge_after_s": 0.15})
+    config = replace(CONFIG, wedge_after_s=0.15)
     async with serving(2, config) as (pool, serve):
         sink, request = Recorder(), request_of([30] * 20, max_tokens=300)
         await pool.submit(request, sink)
@@ -268,7 +268,7 @@ async def test_a_deployment_that_failed_is_said_at_once() -> None:
 
 async def test_a_request_that_fills_the_context_has_room_in_an_idle_replica() -> None:
     """What is reserved for its output must not exceed what can come."""
-    config = SimulatedConfig(**{**_fields(CONFIG), "kv_capacity_tokens": 512})
+    config = replace(CONFIG, kv_capacity_tokens=512)
     async with serving(1, config) as (pool, _):
         request = request_of([30] * 500, max_tokens=None)
         assert len((await asyncio.wait_for(collect(pool, request), 5)).token_ids) == 12
@@ -413,7 +413,7 @@ async def test_without_any_replica_the_start_fails() -> None:
 
 
 async def test_a_replica_of_another_model_is_not_used_and_tried_again_only_now_and_then() -> None:
-    other = SimulatedConfig(**{**_fields(CONFIG), "max_model_len": 256})
+    other = replace(CONFIG, max_model_len=256)
     async with serving(1) as (pool, serve):
         await serve.add(other)
         await eventually(lambda: pool.counts["not_joined"] == 1)
@@ -434,7 +434,3 @@ async def test_closing_ends_what_runs_and_what_waits() -> None:
             await asyncio.wait_for(waiting, 5)
         assert sink.finals[running.request_id].finish_reason is FinishReason.ERROR
         await eventually(lambda: replica.ongoing == 0 and replica.engine.load().active_requests == 0)
-
-
-def _fields(config: SimulatedConfig) -> dict[str, object]:
-    return {name: getattr(config, name) for name in config.__slots__}

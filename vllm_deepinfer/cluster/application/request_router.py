@@ -16,7 +16,7 @@ from .tickets import Ticket
 from .view import PoolView, view_of
 
 
-class PolicyRouter(RequestRouter):
+class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray is Any to the type checker
     """Routes tickets by policy; any other call (a broadcast has none) goes to whoever is asked first.
 
     Keyword arguments of the deployment's `request_router_kwargs`: ``pool`` and ``role``.
