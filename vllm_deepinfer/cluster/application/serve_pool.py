@@ -36,7 +36,7 @@ from vllm_deepinfer.engine.validation import check_request
 from vllm_deepinfer.policy.routing import Choice, Marks, Staleness
 from vllm_deepinfer.policy.step_cost import AttentionBound, StepCost
 
-from .tickets import Ticket
+from .tickets import Ticket, prefix_of
 from .view import Member, forget_view, view_of
 
 logger = logging.getLogger(__name__)
@@ -292,6 +292,7 @@ class ServePool(PooledEngine):
             output_tokens=min(self._reserve if limit is None else min(limit, self._reserve), room),
             computed_tokens=len(request.prompt_token_ids) if fetched else 0,
             avoid=avoid,
+            prefix=prefix_of(request.prompt_token_ids),
         )
         lease = _Lease(ticket.key, request.request_id, self.view.expect(ticket.key))
         lease.call = asyncio.ensure_future(self._call(lease, ticket))
