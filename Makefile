@@ -1,10 +1,11 @@
 # `make serve` and `make test` do all the set-up that is missing; a second run starts in seconds.
-# PYTHON=/path/to/python chooses the interpreter of the set-up, PORT the port of `make serve`.
+# PYTHON=/path/to/python chooses the interpreter of the set-up; PORT the port, RECIPE the recipe of `make serve`.
 
 BIN := .venv/bin
 PORT ?= 8000
+RECIPE ?= recipes/laptop.yaml
 
-.PHONY: help setup serve test test-fast check format clean
+.PHONY: help setup serve serve-one test test-fast check format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -12,7 +13,10 @@ help: ## this list
 setup: ## .venv with both packages and vLLM's CPU stack
 	@sh tools/set_up.sh
 
-serve: setup ## a tiny DeepSeek-V4.1 behind the gateway on 127.0.0.1:PORT
+serve: setup ## gateway, prefill pool and decode pool with a tiny DeepSeek-V4.1 on 127.0.0.1:PORT
+	@$(BIN)/vllm-deepinfer serve $(RECIPE) --port $(PORT)
+
+serve-one: setup ## the same model on one engine, without Ray
 	@$(BIN)/python -m tools.serve --port $(PORT)
 
 test: check ## lint, types, then every test that needs no GPU

@@ -1,4 +1,4 @@
-"""`make serve`: a tiny DeepSeek-V4.1 checkpoint on one vLLM engine on this CPU, behind the gateway.
+"""`make serve-one`: a tiny DeepSeek-V4.1 checkpoint on one vLLM engine on this CPU, behind the gateway.
 
 Extra arguments go to the vLLM engine: `python -m tools.serve --port 8000 --max-model-len 512`.
 """
@@ -133,13 +133,13 @@ def end_group(server: subprocess.Popen[bytes]) -> None:
 def main() -> int:
     """Exit status: the server's, or 2 for a port that cannot be used."""
     parser = argparse.ArgumentParser(
-        prog="make serve", description="the gateway on a tiny DeepSeek-V4.1 checkpoint"
+        prog="make serve-one", description="the gateway on a tiny DeepSeek-V4.1 checkpoint"
     )
     parser.add_argument("--port", type=int, default=8000)
     options, arguments = parser.parse_known_args()
     problem = free_port(options.port)
     if problem:
-        print(f"make serve: {problem}", file=sys.stderr)
+        print(f"make serve-one: {problem}", file=sys.stderr)
         return 2
     program = Path(sys.executable).with_name("vllm-deepinfer")
     return make_checkpoint(program) or serve(program, options.port, arguments)

@@ -1,4 +1,4 @@
-"""`make serve`: a taken port is told at once, the checkpoint is whole or absent, the server's end is ours."""
+"""`make serve-one`: a taken port is told at once, the checkpoint is whole or absent, the end is ours."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_main_refuses_a_taken_port_before_it_writes_a_checkpoint(
     monkeypatch.setattr(serve, "make_checkpoint", lambda program: pytest.fail("wrote a checkpoint"))
     monkeypatch.setattr(sys, "argv", ["serve", "--port", str(listener)])
     assert serve.main() == 2
-    assert capsys.readouterr().err.startswith(f"make serve: Port {listener} of 127.0.0.1 is taken")
+    assert capsys.readouterr().err.startswith(f"make serve-one: Port {listener} of 127.0.0.1 is taken")
 
 
 class Health(http.server.BaseHTTPRequestHandler):

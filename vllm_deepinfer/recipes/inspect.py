@@ -20,13 +20,18 @@ Look = Callable[[Ray], ClusterView | None]
 """The cluster that a recipe with these settings runs on; None: unknown."""
 
 
-def inspect_recipe(path: Path | str, look: Look = lambda ray: None) -> tuple[Recipe, ClusterView | None]:
+def inspect_recipe(
+    path: Path | str,
+    look: Look = lambda ray: None,
+    change: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+) -> tuple[Recipe, ClusterView | None]:
     """A recipe without any known fault, and the cluster that it was checked against.
 
     Unknown keys do not hide what else is wrong: the checks run on what they were probably meant to be.
 
     Args:
         look: called once, when the recipe's own cluster settings are known.
+        change: what the command line makes of the recipe, before it is checked.
     Raises:
         RecipeError: every fault as one sentence that starts with the file's name.
         UserError: `look` found no cluster.
@@ -38,7 +43,7 @@ def inspect_recipe(path: Path | str, look: Look = lambda ray: None) -> tuple[Rec
         recipe, _ = build(corrected(document))
     cluster = None
     if recipe is not None:
-        recipe = anchored(recipe, file.resolve().parent)
+        recipe = change(anchored(recipe, file.resolve().parent))
         cluster = look(recipe.ray)
         faults = faults + [located(fault, document) for fault in check_recipe(recipe, cluster)]
     if faults or recipe is None:

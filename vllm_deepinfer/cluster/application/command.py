@@ -41,10 +41,11 @@ def serve(
         if (error.name or "").partition(".")[0] != "ray":
             raise
         raise UserError(MISSING) from None
-    found, view = inspect_recipe(recipe, lambda ray: None if rehearse else look(None, ray))
-    if rehearse:
-        found = rehearsal(found)
-    found = on_port(found, port)
+    found, view = inspect_recipe(
+        recipe,
+        lambda ray: look(None, ray),
+        lambda given: on_port(rehearsal(given) if rehearse else given, port),
+    )
     console = Console()
     console.print(summary(found, view))
 

@@ -155,6 +155,10 @@ class ServePool(PooledEngine):
             task.cancel()
         await asyncio.gather(*pending, *self._closings, return_exceptions=True)
         await asyncio.gather(*(engine.close() for engine in self._workers.values()))
+        router = getattr(self._handle, "_router", None)
+        if router is not None:  # `shutdown_async` takes a router of this loop for one of another (Ray 2.60)
+            with contextlib.suppress(Exception):
+                await router.shutdown()
         self._workers.clear()
         self._members.clear()
         self.view.members.clear()
