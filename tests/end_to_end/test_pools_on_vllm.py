@@ -1,4 +1,4 @@
-"""The laptop's recipe whole: Ray Serve, a prefill engine, a decode engine, NIXL between them, all of them real.
+"""The laptop's recipe whole: Ray Serve, a prefill engine, a decode engine, NIXL between them, all real.
 
 Tokens are compared with one engine's, in float32 and batch-invariant mode, where company and chunks change
 nothing. VLLM_DEEPINFER_PROMPTS sets how many prompts (8; the figure in the README is from 50).
