@@ -74,7 +74,21 @@ def _own(recipe: Recipe, pool: Pool) -> dict[str, Any]:
     own: dict[str, Any] = {"dtype": recipe.model.dtype}
     if pool.kv_gib is not None and pool.resources.gpus:
         own["kv_cache_memory_bytes"] = int(pool.kv_gib * (1 << 30))
-    return own
+    return {**own, **_scheduler(recipe, pool)}
+
+
+def _scheduler(recipe: Recipe, pool: Pool) -> dict[str, Any]:
+    """Where prefill and decode share steps, the ITL target is kept by cutting prefill to a time budget."""
+    target = recipe.targets.itl_ms
+    if pool.role != "aggregated" or target is None or "scheduler_cls" in pool.engine_args:
+        return {}
+    config = dict(pool.engine_args.get("additional_config") or {})
+    ours = {"itl_target_ms": target, "itl_percentile": recipe.targets.itl_percentile}
+    config["deepinfer"] = {**ours, **config.get("deepinfer", {})}
+    name = (
+        "AsyncTimeBudgetScheduler" if pool.resources.gpus else "TimeBudgetScheduler"
+    )  # as vLLM schedules there
+    return {"scheduler_cls": f"vllm_deepinfer_plugins.scheduler.{name}", "additional_config": config}
 
 
 def _transfer(recipe: Recipe, pool: Pool) -> dict[str, Any]:
