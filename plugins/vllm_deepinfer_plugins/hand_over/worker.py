@@ -10,7 +10,10 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
+    NixlConnectorMetadata,
+    NixlHandshakePayload,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -59,9 +62,9 @@ class HandOverWorker(NixlPullConnectorWorker):
             self._registered_descs.append(descs)
         super().register_kv_caches(whole_blocks(kv_caches))
         self.device_kv_caches = kv_caches
-        stock = self.xfer_handshake_metadata
+        stock: NixlHandshakePayload | None = self.xfer_handshake_metadata
         assert stock is not None
-        self.xfer_handshake_metadata = HandOverPayload(
+        self.xfer_handshake_metadata: NixlHandshakePayload | None = HandOverPayload(
             stock.compatibility_hash, stock.agent_metadata_bytes, self._board.address
         )
 
