@@ -20,6 +20,7 @@ from vllm_deepinfer.checkpoint.config import ConfigError, V41Config
 from vllm_deepinfer.checkpoint.layout import verify_headers
 
 from ..kernels.prepare import prepare_kernels
+from ..replay.settle import settle
 from ..settings import Settings
 from .hashes import engram_hash
 
@@ -59,6 +60,7 @@ class V41ConfigHook(DeepseekV4ForCausalLMConfig):
             model.quantization = None
         _correct(model)
         refuse(vllm_config)
+        settle(vllm_config)
         if current_platform.is_cpu() and str(model.dtype) == "torch.bfloat16" and not settings.invariant:
             prepare_kernels(wanted=settings.native_kernels)
 

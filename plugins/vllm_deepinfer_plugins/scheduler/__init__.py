@@ -12,16 +12,17 @@ from __future__ import annotations
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from ..replay.scheduler import BoundedReplay
 from .time_budget import TimeBudget
 
 __all__ = ["AsyncTimeBudgetScheduler", "TimeBudgetScheduler"]
 
 
-class TimeBudgetScheduler(TimeBudget, Scheduler):
+class TimeBudgetScheduler(TimeBudget, BoundedReplay, Scheduler):
     """For synchronous scheduling."""
 
 
-class AsyncTimeBudgetScheduler(TimeBudget, AsyncScheduler):
+class AsyncTimeBudgetScheduler(TimeBudget, BoundedReplay, AsyncScheduler):
     """For asynchronous scheduling."""
 
     schedules_ahead = True

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from ..replay.metrics import ReplayCounter
 from .report import StepReport
 
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.25, 0.5, 1.0, 2.0, 5.0)
@@ -56,6 +57,7 @@ class StepLogger(StatLoggerBase):
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._engine = str(engine_index)
         self._before: StepReport | None = None
+        self._replays = ReplayCounter(self._engine)
 
     def record(
         self,
@@ -64,7 +66,10 @@ class StepLogger(StatLoggerBase):
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        report = StepReport.take_from(scheduler_stats) if scheduler_stats is not None else None
+        report = None
+        if scheduler_stats is not None:
+            self._replays.record(scheduler_stats)
+            report = StepReport.take_from(scheduler_stats)
         if report is not None:
             self._count(metrics(), report)
             self._before = report

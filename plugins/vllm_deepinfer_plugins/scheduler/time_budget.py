@@ -174,7 +174,11 @@ class TimeBudget(Behind):
         """Tokens of a new request that are in the prefix cache now: an estimate, looked up once."""
         if self.enable_kv_cache_events:  # a look-up may emit events there
             return 0
-        return int(self.kv_cache_manager.get_computed_blocks(request)[1])
+        hit = int(self.kv_cache_manager.get_computed_blocks(request)[1])
+        return max(hit - self.prefix_replay_tokens, 0)  # a replay computes its last window again
+
+    def replay_cost(self) -> StepCost | None:
+        return self._learner.cost() if self._learner.usable else None
 
     def _record(self, step: Step, output: Any) -> Record:
         """What is under way; counted anew where vLLM preempted, or had no KV for what was charged."""

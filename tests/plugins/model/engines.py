@@ -32,7 +32,10 @@ def checkpoint(name: str, folder: Path) -> Path:
 
 @contextmanager
 def engine(path: Path, *, invariant: bool = False, **settings: Any) -> Iterator[Any]:
-    """An offline ``LLM`` in this process with 2,048 + 64 tokens of context, gone at the end of the block."""
+    """An offline ``LLM`` in this process with 2,048 + 64 tokens of context, gone at the end of the block.
+
+    Without bounded replay, unless ``additional_config`` says otherwise: the model's arithmetic is the matter.
+    """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
 
@@ -43,7 +46,9 @@ def engine(path: Path, *, invariant: bool = False, **settings: Any) -> Iterator[
         "max_num_seqs": 32,
         "max_num_batched_tokens": 4096,
         "disable_log_stats": False,
-        "additional_config": {"deepinfer": {"batch_invariant": invariant}},
+        "additional_config": {
+            "deepinfer": {"batch_invariant": invariant, "encoder_replay": False, "decoder_replay": False}
+        },
     }
     llm = LLM(str(path), **{**defaults, **settings})
     try:

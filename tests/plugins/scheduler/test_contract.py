@@ -8,6 +8,7 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue, RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm_deepinfer_plugins.replay.scheduler import BoundedReplay
 from vllm_deepinfer_plugins.scheduler import AsyncTimeBudgetScheduler, TimeBudgetScheduler
 from vllm_deepinfer_plugins.scheduler.time_budget import TimeBudget
 from vllm_deepinfer_plugins.scheduler.waiting import RankedQueue
@@ -75,6 +76,6 @@ def test_stats_are_made_once_per_update_and_their_order_lets_a_custom_logger_go_
 
 
 def test_both_classes_are_vllm_s_with_the_mixin_in_front() -> None:
-    assert TimeBudgetScheduler.__mro__[1:3] == (TimeBudget, Scheduler)
-    assert AsyncTimeBudgetScheduler.__mro__[1:4] == (TimeBudget, AsyncScheduler, Scheduler)
+    assert TimeBudgetScheduler.__mro__[1:4] == (TimeBudget, BoundedReplay, Scheduler)
+    assert AsyncTimeBudgetScheduler.__mro__[1:5] == (TimeBudget, BoundedReplay, AsyncScheduler, Scheduler)
     assert AsyncTimeBudgetScheduler.schedules_ahead and not TimeBudgetScheduler.schedules_ahead
