@@ -99,7 +99,9 @@ class GatewayReplica:
                     engine, recipe.model.tokenizer or folder, door.settings(recipe.served_names), keys
                 )
                 app.own_engine = False
-                app.core.metrics.registry.register(PoolCounts(pools))
+                app.core.metrics.registry.register(
+                    PoolCounts(pools, getattr(engine, "counts", None) if len(pools) > 1 else None)
+                )
                 host, port = listener.getsockname()[:2]
                 self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
                 calm_garbage_collection()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,6 +15,7 @@ EVENTS = (
     "continued",
     "not_continued",
     "refusals",
+    "calls_failed",
     "calls_lost",
     "not_joined",
     "stale",
@@ -23,13 +25,27 @@ EVENTS = (
 """`PooledEngine.counts`, `ServePool`'s own, and those of the choices (`PoolView.counts`)."""
 
 
+HAND_OVERS = (
+    "handed_over",
+    "direct",
+    "prefill_down",
+    "lost_prefill",
+    "lost_decode",
+    "continued",
+    "not_continued",
+    "waited",
+)
+"""`DisaggregatedEngine.counts`."""
+
+
 class PoolCounts(Collector):
     """Args:
     pools: of this gateway, by name.
+    hand_overs: counts of its `DisaggregatedEngine`; None with an aggregated pool.
     """
 
-    def __init__(self, pools: Mapping[str, ServePool]) -> None:
-        self._pools = pools
+    def __init__(self, pools: Mapping[str, ServePool], hand_overs: Counter[str] | None = None) -> None:
+        self._pools, self._hand_overs = pools, hand_overs
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus-client."""
@@ -46,3 +62,10 @@ class PoolCounts(Collector):
             connected.add_metric((name,), len(pool.view.members))
         yield events
         yield connected
+        if self._hand_overs is not None:
+            between = CounterMetricFamily(
+                "deepinfer_hand_over_events", "Between prefill and decode pool.", labels=("event",)
+            )
+            for event in HAND_OVERS:
+                between.add_metric((event,), self._hand_overs[event])
+            yield between
