@@ -133,7 +133,7 @@ def decide(
         waiting: requests that no replica has taken yet.
     """
     if current == 0:
-        wanted = 1 if waiting > 0 else settings.least
+        wanted = max(settings.least, 1 if waiting > 0 else 0)
         return Decision(wanted, "requests wait" if wanted and waiting else "idle", ScalingState())
     asked = needs(settings, measures)
     most = max(asked, key=lambda one: one.replicas, default=Need(0.0, "no load"))

@@ -121,7 +121,6 @@ class Killer:
             num_cpus=1,
             resources={"engines": 2},
             object_store_memory=int(self.application.recipe.ray.object_store_gib * (1 << 30)),
-            node_ip_address="127.0.0.1",
             wait=False,
         )
 

@@ -61,7 +61,9 @@ class LocalNodes:
             return
         from ray.cluster_utils import Cluster
 
-        head: dict[str, Any] = {"object_store_memory": store, "node_ip_address": LOOPBACK}
+        # No node_ip_address: a head bound to the loopback is not found by Ray's own clients, which take
+        # 127.0.0.1 for another name of the machine's address.
+        head: dict[str, Any] = {"object_store_memory": store}
         head["num_cpus"] = self._settings.num_cpus or os.cpu_count()
         self._cluster = Cluster(
             initialize_head=True,
@@ -76,10 +78,9 @@ class LocalNodes:
                 resources=bundle,
                 labels=dict(node.node_labels),
                 object_store_memory=store,
-                node_ip_address=LOOPBACK,
             )
         self._cluster.wait_for_nodes()
-        ray.init(address=self._cluster.address, namespace=namespace, _node_ip_address=LOOPBACK, **quiet)
+        ray.init(address=self._cluster.address, namespace=namespace, **quiet)
 
     def stop(self) -> None:
         """End every process of the cluster, and its folder. Idempotent."""
