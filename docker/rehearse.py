@@ -2,9 +2,9 @@
 
     python docker/rehearse.py docker/Dockerfile.cpu ROOTFS COMMAND...
 
-ROOTFS holds the base image's files (`mmdebstrap --variant=minbase bookworm ROOTFS`) and is changed in place. After
-the last step COMMAND runs in it as the image's user. Needs root. Understands what our Dockerfiles use and refuses
-the rest. This is no isolation: it proves the steps, not the image.
+ROOTFS holds the base image's files, such as `mmdebstrap --variant=minbase bookworm ROOTFS` makes, and is
+changed in place. After the last step COMMAND runs in it as the image's user. Needs root. Understands what our
+Dockerfiles use and refuses the rest. This is no isolation: it proves the steps, not the image.
 """
 
 from __future__ import annotations
