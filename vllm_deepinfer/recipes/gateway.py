@@ -17,7 +17,8 @@ class Gateway(GatewayLimits):
     Attributes:
         host: address to listen on. port: of the first gateway on a node; the next has the next port. 0: any.
         per_node: gateway processes on a node, each with a core of its own.
-        nodes: on the head node only, or on every node.
+        nodes: on Ray's head node only, or on every node.
+        node_labels: on a node with these labels instead, such as {"pool": "gateway"}.
         api_keys: YAML list of keys made with `vllm-deepinfer gateway-key`; None: nobody needs one, and only
             loopback is served unless `allow_anonymous`. A relative path is relative to the recipe's file.
         allow_anonymous: listen beyond loopback without keys.
@@ -31,6 +32,7 @@ class Gateway(GatewayLimits):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     per_node: Annotated[int, Field(ge=1, le=256)] = 1
     nodes: Literal["head", "every"] = "head"
+    node_labels: dict[str, str] = Field(default_factory=dict)
     api_keys: Path | None = None
     allow_anonymous: bool = False
     metrics_port: Port | None = None

@@ -25,6 +25,7 @@ def rehearsal(recipe: Recipe) -> Recipe:
             "model": model,
             "pools": {name: _simulated(pool) for name, pool in recipe.pools.items()},
             "store": None,
+            "gateway": recipe.gateway.model_copy(update={"node_labels": {}}),
             "ray": ray,
         }
     )

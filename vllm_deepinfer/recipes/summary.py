@@ -26,6 +26,8 @@ def summary(recipe: Recipe, cluster: ClusterView | None) -> Table:
         "any port" if not gateway.port else f"port {gateway.port}" + (f" to {last}" * (gateway.per_node > 1))
     )
     nodes = "every node" if gateway.nodes == "every" else "the head"
+    if gateway.node_labels:
+        nodes = ", ".join(f"{key}={value}" for key, value in gateway.node_labels.items())
     table.add_row("gateway", "", "", f"{gateway.per_node} on {nodes}", f"{gateway.host} {ports}", "")
     return table
 

@@ -58,6 +58,20 @@ def test_database(tmp_path: Path) -> None:
     assert told(response_db="/a\0b") == ["gateway.response_db has a zero byte: this is no file's name."]
 
 
+def test_labels_of_gateways() -> None:
+    labelled = cluster(NodeView("a", 8), NodeView("g", 1, labels={"pool": "gateway", "zone": "1"}))
+    gateway = {"node_labels": {"pool": "gateway"}}
+    assert faults(ALONE, check=check_gateway, cluster=labelled, gateway=gateway) == []
+    assert faults(ALONE, check=check_gateway, gateway=gateway) == []
+    assert told(**gateway) == [
+        "gateway.node_labels wants pool=gateway, which none of the 2 nodes has: label one."
+    ]
+    every = {**gateway, "nodes": "every", "host": "0.0.0.0", "allow_anonymous": True}
+    assert faults(ALONE, check=check_gateway, cluster=labelled, gateway=every) == [
+        "gateway has node_labels and nodes: every, which contradict each other: leave one out."
+    ]
+
+
 def test_gateways_on_every_node_must_be_reached() -> None:
     assert told(nodes="every") == [
         "gateway.nodes is every, but 127.0.0.1 is reached from its own machine only: write host: 0.0.0.0 and "

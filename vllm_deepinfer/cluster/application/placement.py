@@ -74,7 +74,9 @@ def gateway_options(recipe: Recipe, nodes: int) -> dict[str, Any]:
     door, health = recipe.gateway, recipe.ray.health
     everywhere = door.nodes == "every"
     actor: dict[str, Any] = {"num_cpus": 0}
-    if not everywhere:
+    if door.node_labels:
+        actor["label_selector"] = dict(door.node_labels)
+    elif not everywhere:
         actor["resources"] = {HEAD: 0.001}
     return {
         "name": "gateway",

@@ -27,11 +27,26 @@ def check_gateway(context: Context) -> Iterator[str]:
         except ValueError:
             yield f"gateway.api_keys is {gateway.api_keys}: this is no file's name."
     yield from _check_database(gateway)
+    if gateway.node_labels and gateway.nodes == "every":
+        yield "gateway has node_labels and nodes: every, which contradict each other: leave one out."
+    yield from _check_labels(context)
     if gateway.nodes == "every" and is_loopback(gateway.host) and _nodes(context) > 1:
         yield (
             f"gateway.nodes is every, but {gateway.host} is reached from its own machine only: write host: "
             "0.0.0.0 "
             "and api_keys."
+        )
+
+
+def _check_labels(context: Context) -> Iterator[str]:
+    labels, cluster = context.recipe.gateway.node_labels, context.cluster
+    if not labels or cluster is None:
+        return
+    if not any(labels.items() <= node.labels.items() for node in cluster.nodes):
+        wanted = ", ".join(f"{key}={value}" for key, value in labels.items())
+        yield (
+            f"gateway.node_labels wants {wanted}, which none of the {len(cluster.nodes)} nodes has: label "
+            "one."
         )
 
 
