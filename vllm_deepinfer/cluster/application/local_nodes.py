@@ -41,6 +41,9 @@ class LocalNodes:
                 "this process is already connected to a Ray cluster; start the recipe from a fresh one."
             )
         os.environ.pop("RAY_ADDRESS", None)  # that would be somebody else's cluster
+        # Ray runs its workers at nice 15 by default. Ours are the service: gateways and engines, which
+        # anything else on the machine would take the cores from.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         # Ray listens on all of the machine's addresses. Only who has the user's token (~/.ray/auth_token,
         # made by Ray 2.60 when it is missing) may speak to it, unless RAY_AUTH_MODE=disabled is set.
         self._folder = Path(tempfile.mkdtemp(prefix="vdi-"))  # short: socket paths are limited to 107 bytes
