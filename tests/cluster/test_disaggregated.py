@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.engine.contract import EngineContract, Recorder, eventually, request_of
@@ -19,6 +20,7 @@ from vllm_deepinfer.cluster.pool import PooledEngine
 from vllm_deepinfer.cluster.routers import AggregatedRouter
 from vllm_deepinfer.engine import (
     Engine,
+    EngineInfo,
     EngineUnavailable,
     FinishReason,
     GenerateRequest,
@@ -90,6 +92,8 @@ async def two(
 
 
 class TestDisaggregatedEngine(EngineContract):
+    queues_elsewhere = True
+
     @pytest.fixture(params=["two engines", "two pools", "remote pools"])
     async def engine(self, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
         if request.param == "two engines":
@@ -144,11 +148,12 @@ async def pools(
         yield all_of_it
         await eventually(lambda: all_of_it.held() == 0)
     finally:
-        for pool in (engine, *made):
+        await engine.close()
+        for pool in made:
             await pool.close()
         if remote:
-            for one in workers.values():
-                await one.close()
+            for worker in workers.values():
+                await worker.close()
             for server in servers:
                 await server.close()
         for simulation in engines.values():
@@ -266,7 +271,21 @@ async def test_a_short_continuation_may_be_left_to_decode() -> None:
         assert made.engine.counts["direct"] == 1
 
 
-async def test_what_cannot_be_continued_ends_with_the_reason() -> None:
+async def test_a_seeded_answer_is_repeated_behind_the_scenes() -> None:
+    async with pools(1, 2) as made:
+        sink, request = Recorder(), request_of([30] * 20, max_tokens=100, seed=7)
+        await made.engine.submit(request, sink)
+        await sink.started(request.request_id, 5)
+        for name in ("d0", "d1"):
+            if made.engines[name].load().active_requests:
+                made.engines[name].crash("gone.")
+        await sink.ended(request.request_id)
+        assert sink.tokens[request.request_id] == wanted(request)
+        assert made.engine.counts["continued"] == 1 and not made.engine.counts["not_continued"]
+
+
+async def test_what_cannot_be_continued_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimulatedConfig, "info", _without_forcing(SimulatedConfig.info))
     async with pools(1, 2) as made:
         sink, request = Recorder(), request_of([30] * 20, max_tokens=100, seed=7)
         await made.engine.submit(request, sink)
@@ -446,3 +465,9 @@ async def test_a_storm_of_requests_under_crashes(seed: int) -> None:
             if request.request_id not in aborted:
                 assert final.finish_reason is FinishReason.LENGTH and tokens == wanted(request), final
         assert made.engine.counts["continued"] > 0 and made.engine.counts["not_continued"] == 0
+
+
+def _without_forcing(
+    info: Callable[[SimulatedConfig], EngineInfo],
+) -> Callable[[SimulatedConfig], EngineInfo]:
+    return lambda config: msgspec.structs.replace(info(config), forces_tokens=False)

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,8 +41,8 @@ def by_place(request: GenerateRequest) -> Callable[[int], int]:
     return lambda position: 20 + (key * 7919 + (start + position) * 104729) % 400
 
 
-def simulated(**changes: Any) -> SimulatedEngine:
-    return SimulatedEngine(CONFIG, tokens=by_place, **changes)
+def simulated(config: SimulatedConfig = CONFIG) -> SimulatedEngine:
+    return SimulatedEngine(config, tokens=by_place)
 
 
 def wanted(request: GenerateRequest) -> list[int]:
@@ -50,8 +51,8 @@ def wanted(request: GenerateRequest) -> list[int]:
 
 
 @asynccontextmanager
-async def pool_of(count: int = 3, **settings: Any) -> AsyncIterator[Pool]:
-    engines = {f"w{at}": simulated() for at in range(count)}
+async def pool_of(count: int = 3, config: SimulatedConfig = CONFIG, **settings: Any) -> AsyncIterator[Pool]:
+    engines = {f"w{at}": simulated(config) for at in range(count)}
     for engine in engines.values():
         await engine.start()
     pool = PooledEngine(engines, AggregatedRouter(COST), **{"watch_s": 0.02, "patience_s": 5.0, **settings})
@@ -187,16 +188,30 @@ async def test_a_worker_of_another_model_is_refused() -> None:
     await other.close()
 
 
-@pytest.mark.parametrize(
-    ("sampling", "reason"),
-    [
-        ({"seed": 7}, "seeded"),
-        ({"presence_penalty": 0.5}, "penalties"),
-        ({"structured": StructuredOutput(kind=ConstraintKind.JSON_OBJECT)}, "constraint"),
-    ],
-)
+COUNTED: Any = [
+    ({"seed": 7}, "seeded"),
+    ({"presence_penalty": 0.5}, "penalties"),
+    ({"structured": StructuredOutput(kind=ConstraintKind.JSON_OBJECT)}, "constraint"),
+]
+
+
+@pytest.mark.parametrize("sampling", [case[0] for case in COUNTED])
+async def test_what_counts_from_the_first_token_is_repeated(sampling: dict[str, Any]) -> None:
+    """Twice lost; the caller has every token once, and the engine was asked for the whole prompt again."""
+    async with pool_of(3) as (pool, engines):
+        sink, request = Recorder(), request_of([30] * 20, max_tokens=100, **sampling)
+        await pool.submit(request, sink)
+        for tokens in (5, 40):
+            await sink.started(request.request_id, tokens)
+            engines[where(pool, request)].crash("gone.")
+        await sink.ended(request.request_id)
+        assert sink.tokens[request.request_id] == wanted(request)
+        assert pool.counts["continued"] == 2 and not pool.counts["not_continued"]
+
+
+@pytest.mark.parametrize(("sampling", "reason"), COUNTED)
 async def test_what_cannot_be_continued_ends_with_the_reason(sampling: dict[str, Any], reason: str) -> None:
-    async with pool_of(2) as (pool, engines):
+    async with pool_of(2, replace(CONFIG, forces_tokens=False)) as (pool, engines):
         sink, request = Recorder(), request_of([30] * 20, max_tokens=100, **sampling)
         await pool.submit(request, sink)
         await sink.started(request.request_id, 5)

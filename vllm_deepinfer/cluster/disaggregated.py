@@ -276,9 +276,17 @@ class DisaggregatedEngine:
             self._spawn(self._fail(live, delta.error or "the prefill pool gave the request up."))
 
     def _decoded(self, live: Relayed, delta: TokenDelta, sends: list[tuple[Sink, TokenDelta]]) -> None:
-        live.emitted.extend(delta.token_ids)
         if live.hold:
             self._release(live)  # it has been fetched, or never will be
+        try:
+            cut = live.repeats.cut(delta)
+        except ValueError as error:
+            self._spawn(self._fail(live, f"its engine did not repeat what had been answered: {error}."))
+            return
+        if cut is None:
+            return
+        delta = cut
+        live.emitted.extend(delta.token_ids)
         lost = delta.finish_reason is FinishReason.ERROR and delta.stop_reason == LOST
         if delta.token_ids or not lost:
             sends.append((live.sink, live.renamed(delta, last=not lost)))
@@ -299,7 +307,7 @@ class DisaggregatedEngine:
         if (limit is not None and len(live.emitted) >= limit) or full:  # only the news of its end was lost
             self._spawn(self._finish(live))
             return
-        reason = why_not(live.request, live.emitted)
+        reason = why_not(live.request, live.emitted, self._decode.info.forces_tokens)
         if reason is None and live.losses > self._losses:
             reason = f"{live.losses} engines were lost under it"
         if reason is None:

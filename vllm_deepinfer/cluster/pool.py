@@ -33,7 +33,7 @@ from vllm_deepinfer.engine import (
 from vllm_deepinfer.engine.delivery import Deliveries
 from vllm_deepinfer.policy.routing import Choice
 
-from .continuation import continued, why_not
+from .continuation import Repeats, resumed, why_not
 
 logger = logging.getLogger(__name__)
 Router = Callable[[GenerateRequest, Mapping[str, Load], frozenset[str]], Choice | None]
@@ -53,11 +53,13 @@ class _Live:
         self.losses = 0  # engines that died under it
         self.worker, self.attempt = "", ""  # "" while it is routed
         self.placing = False  # whether the worker has yet to answer
+        self.repeats = Repeats()
 
     def next_attempt(self) -> GenerateRequest:
         self.attempts += 1
         self.attempt = f"{self.request.request_id}#{self.attempts}"
-        return continued(self.request, self.emitted, self.attempt)
+        request, self.repeats = resumed(self.request, self.emitted, self.attempt)
+        return request
 
 
 class PooledEngine:
@@ -94,7 +96,7 @@ class PooledEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._started = self._draining = self._closed = False
+        self._started = self._draining = self._closed = self._forces = False
         for name, engine in workers.items():
             self.add(name, engine)
 
@@ -113,6 +115,7 @@ class PooledEngine:
                 if theirs != wanted:
                     raise EngineUnavailable(f"worker {name} has {field} {theirs}, but its pool has {wanted}.")
         self._workers[name] = engine
+        self._forces = engine.info.forces_tokens
 
     def remove(self, name: str) -> None:
         """Forget an engine; what it still has is lost to it and goes on elsewhere."""
@@ -270,6 +273,10 @@ class PooledEngine:
             live = self._by_attempt.get(delta.request_id)
             if live is None or live.attempt != delta.request_id:
                 continue  # of an attempt that is over
+            cut = self._new(live, delta)
+            if cut is None:
+                continue
+            delta = cut
             if delta.finish_reason is FinishReason.ERROR and self._lost(live.worker):
                 live.emitted.extend(delta.token_ids)
                 self._move(live, delta.error or "its engine was lost")
@@ -283,6 +290,14 @@ class PooledEngine:
             if delta.final:
                 self._forget(live)
         self._deliveries.send(sends)
+
+    def _new(self, live: _Live, delta: TokenDelta) -> TokenDelta | None:
+        """What of a delta the caller has not had; None: nothing."""
+        try:
+            return live.repeats.cut(delta)
+        except ValueError as error:
+            self._spawn(self._fail(live, f"its engine did not repeat what had been answered: {error}."))
+            return None
 
     def _note_hold(self, live: _Live) -> None:
         """Its KV may be held by its worker: `abort` has to reach it."""
@@ -314,7 +329,7 @@ class PooledEngine:
             # Where its KV comes from is for the caller to say anew.
             self._spawn(self._fail(live, why, LOST))
             return
-        reason = why_not(live.request, live.emitted)
+        reason = why_not(live.request, live.emitted, self._forces)
         limit = live.request.sampling.max_tokens
         live.losses += 1
         if reason is None and live.losses >= self._attempts:

@@ -16,7 +16,7 @@ from vllm_deepinfer.engine import (
     TokenDelta,
 )
 
-from .continuation import continued
+from .continuation import Repeats, resumed
 
 PREFILL = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 """Sampling of the prefill pool's part; its one token is thrown away."""
@@ -34,6 +34,7 @@ class Relayed:
         hold: id under which the prefill pool holds its KV; "": not that anybody knew.
         source: where that is.
         losses: engines that were lost under it.
+        repeats: cuts off what an attempt gives again.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class Relayed:
         "hold",
         "losses",
         "prefilling",
+        "repeats",
         "request",
         "sink",
         "source",
@@ -58,13 +60,14 @@ class Relayed:
         self.attempt, self.hold, self.prefilling = "", "", False
         self.source: dict[str, Any] | None = None
         self._attempts = self.losses = 0
+        self.repeats = Repeats()
 
     def next(self, engine: Engine, hand_over: KvHandOver | None) -> GenerateRequest:
         """The rest of the request, for that engine, under a new id."""
         self._attempts += 1
         self.engine, self.attempt = engine, f"{self.request.request_id}@{self._attempts}"
         self.prefilling = hand_over is not None and hand_over.keep
-        rest = continued(self.request, self.emitted, self.attempt)
+        rest, self.repeats = resumed(self.request, self.emitted, self.attempt)
         sampling = PREFILL if self.prefilling else rest.sampling
         return msgspec.structs.replace(rest, hand_over=hand_over, sampling=sampling)
 

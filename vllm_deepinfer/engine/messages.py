@@ -211,6 +211,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         vocab_size: ids are in [0, vocab_size); None: unknown.
         max_logprobs: the largest `logprobs` that the engine accepts.
         draft_tokens: most draft tokens verified per step and request; 0: no speculation.
+        forces_tokens: whether `SamplingParams.forced` is done.
         kv_layout: digest of all that two engines must have in common to read each other's KV; "": it cannot
             be read by another.
         hands_over: whether requests may have a `KvHandOver`.
@@ -224,5 +225,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int | None = None
     max_logprobs: int = 20
     draft_tokens: int = 0
+    forces_tokens: bool = False
     kv_layout: str = ""
     hands_over: bool = False

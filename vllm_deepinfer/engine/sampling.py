@@ -66,6 +66,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         logprobs: None: none; k ≥ 0: the sampled token's, and the k most likely ones.
         prompt_logprobs: the same for every prompt position; turns the prefix cache off for this request.
         structured: a constraint on the answer.
+        forced: the answer begins with these tokens. Each is computed, counted by constraints and penalties,
+            and takes its draw of the seed, as when it was sampled: so an answer that an engine has lost goes
+            on in another one exactly. Only for engines whose `EngineInfo.forces_tokens` says so.
     """
 
     max_tokens: int | None = None
@@ -84,6 +87,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured: StructuredOutput | None = None
+    forced: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """Raises: InvalidRequest naming the field, its value and the range."""

@@ -19,6 +19,8 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
         )
     _check_hand_over(request, info)
     sampling = request.sampling
+    if sampling.forced and not info.forces_tokens:
+        raise InvalidRequest("this engine forces no tokens; leave out forced.")
     for name, wanted in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if wanted is not None and wanted > info.max_logprobs:
             raise InvalidRequest(f"{name} must be at most {info.max_logprobs}, got {wanted}.")
@@ -45,7 +47,7 @@ def _check_ids(request: GenerateRequest, vocab_size: int) -> None:
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         bad = next(i for i in prompt if not 0 <= i < vocab_size)
         raise InvalidRequest(f"token id {bad} of the prompt is outside the vocabulary of {vocab_size}.")
-    for name in ("stop_token_ids", "logit_bias"):
+    for name in ("stop_token_ids", "logit_bias", "forced"):
         for token_id in getattr(request.sampling, name):
             if token_id >= vocab_size:
                 raise InvalidRequest(f"token id {token_id} of {name} is not below {vocab_size}.")

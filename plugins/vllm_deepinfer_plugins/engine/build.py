@@ -13,6 +13,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer_plugins.engine.vllm_engine import VllmEngine
+from vllm_deepinfer_plugins.forced import add_forced_tokens
 
 REASONING_PARSER = "deepseek_v41"
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
@@ -43,7 +44,9 @@ def build(model: Path, arguments: list[str], *, wedge_after_s: float = 60.0) -> 
     parser.set_defaults(reasoning_parser=REASONING_PARSER)
     parsed = parser.parse_args(["--model", str(model), *arguments])
     reserve_kv_space(arguments)
-    return VllmEngine(AsyncEngineArgs.from_cli_args(parsed), wedge_after_s=wedge_after_s)
+    args = AsyncEngineArgs.from_cli_args(parsed)
+    add_forced_tokens(args)
+    return VllmEngine(args, wedge_after_s=wedge_after_s)
 
 
 def reserve_kv_space(arguments: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from vllm_deepinfer.engine import EngineInfo, GenerateRequest, InvalidRequest
+from vllm_deepinfer_plugins.forced import forces_tokens
 from vllm_deepinfer_plugins.hand_over.layout import hands_over, kv_layout
 
 
@@ -24,6 +25,7 @@ def info_of(llm: AsyncLLM) -> EngineInfo:
         vocab_size=vocab_size,
         max_logprobs=vocab_size if model.max_logprobs == -1 else model.max_logprobs,
         draft_tokens=speculative.num_speculative_tokens if speculative is not None else 0,
+        forces_tokens=forces_tokens(config),
         kv_layout=kv_layout(config),
         hands_over=hands_over(config),
     )

@@ -14,6 +14,7 @@ from vllm_deepinfer.engine import (
     KvHandOver,
     StructuredOutput,
 )
+from vllm_deepinfer_plugins.forced import FORCED
 
 # Keys of `SamplingParams.extra_args`, where vLLM's server puts `vllm_xargs`: flat, as those take no nesting.
 TTFT_TARGET_MS = "deepinfer_ttft_target_ms"
@@ -96,6 +97,7 @@ def _extra_args(request: GenerateRequest) -> dict[str, Any]:
         TTFT_TARGET_MS: targets.ttft_ms if targets else None,
         ITL_TARGET_MS: targets.itl_ms if targets else None,
         TRAFFIC_CLASS: request.traffic_class,
+        FORCED: list(request.sampling.forced) or None,
         KV_TRANSFER: _kv_transfer(request.hand_over),
     }
     return {key: value for key, value in extra.items() if value is not None}

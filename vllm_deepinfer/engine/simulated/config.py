@@ -37,6 +37,7 @@ class SimulatedConfig:
         prefix_caching: whether full blocks are kept and found again.
         speculation: None: one token per decode.
         eos_token_id, vocab_size: of the pretended model.
+        forces_tokens: whether `SamplingParams.forced` is taken.
         wedge_after_s: work without a finished step for this long is reported as WEDGED; longer than any step.
         hold_lease_s: KV that is kept for another engine is released after so long.
         transfer_s_per_token, transfer_latency_s: duration of a fetch from another engine.
@@ -57,6 +58,7 @@ class SimulatedConfig:
     eos_token_id: int = 1
     vocab_size: int = 129_280
     wedge_after_s: float = 30.0
+    forces_tokens: bool = True
     hold_lease_s: float = 60.0
     transfer_s_per_token: float = 1e-6
     transfer_latency_s: float = 1e-3
@@ -111,6 +113,7 @@ class SimulatedConfig:
             kv_capacity_tokens=self.blocks * self.block_size,
             vocab_size=self.vocab_size,
             draft_tokens=self.draft_tokens,
+            forces_tokens=self.forces_tokens,
             kv_layout=self.layout,
             hands_over=True,
         )

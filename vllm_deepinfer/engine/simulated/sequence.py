@@ -79,6 +79,8 @@ class SimulatedSequence:
     def next_token(self, vocab_size: int) -> int:
         """The next token; one that would end the answer too early is replaced by the id after it."""
         position = len(self.generated)
+        if position < len(self.request.sampling.forced):
+            return self.request.sampling.forced[position]
         token = self.token_at(position)
         while position < self.min_tokens and token in self.stops:
             token = (token + 1) % vocab_size
