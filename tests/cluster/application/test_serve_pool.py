@@ -148,12 +148,18 @@ async def test_a_wedged_engine_s_requests_move_and_nothing_more_goes_there() -> 
         name = where(pool, request)
         serve.replicas[name].engine.hang()
         await sink.ended(request.request_id)
-        later = [request_of([40 + at] * 5) for at in range(4)]
+        taken = serve.replicas[name].engine._accepted
+        await eventually(lambda: name not in pool.view.members or not pool.view._ready(name))
+        later = [request_of([40 + at] * 5) for at in range(8)]
         for one in later:
             await pool.submit(one, sink)
         await sink.ended(*(one.request_id for one in later))
         check_all(sink, [request, *later])
-        assert serve.replicas[name].engine.load().active_requests == 0
+        wedged = serve.replicas[name]
+        assert wedged.engine._accepted == taken and wedged.engine.load().active_requests == 0
+        # Without work it would look well. It is wedged until it has shown otherwise.
+        assert wedged.engine.health().state is HealthState.READY
+        assert wedged.server.health().state is HealthState.WEDGED
 
 
 async def test_a_replica_that_was_out_of_reach_is_used_again() -> None:

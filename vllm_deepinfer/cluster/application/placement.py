@@ -11,6 +11,7 @@ from ray.serve.config import (
     RequestRouterConfig,
 )
 
+from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.recipes.schema import Pool, Recipe, Resources
 
 from .specs import most_active
@@ -100,8 +101,13 @@ def bundle_of(resources: Resources) -> dict[str, float]:
     return {name: amount for name, amount in bundle.items() if amount}
 
 
+def grouped(pool: Pool) -> bool:
+    """Whether the pool's replicas have placement groups. Serve bounds replicas per node only without them."""
+    return pool.placement.max_replicas_per_node is None or pool.placement.gang is not None
+
+
 def _placed(pool: Pool) -> dict[str, Any]:
-    placement, bundle = pool.placement, bundle_of(pool.resources)
+    placement, bundle, labels = pool.placement, bundle_of(pool.resources), dict(pool.resources.node_labels)
     actor: dict[str, Any] = {"num_cpus": pool.resources.cpus}
     if pool.resources.gpus:
         actor["num_gpus"] = pool.resources.gpus
@@ -110,20 +116,26 @@ def _placed(pool: Pool) -> dict[str, Any]:
         actor["resources"] = rest
     if "memory" in bundle:
         actor["memory"] = bundle["memory"]
+    if not grouped(pool):
+        if placement.bundles > 1:
+            raise UserError(
+                f"placement.max_replicas_per_node is for replicas of one bundle, and these have "
+                f"{placement.bundles}; leave it out, and ask for a resource that a node has once."
+            )
+        if labels:
+            actor["label_selector"] = labels
+        return {"ray_actor_options": actor, "max_replicas_per_node": placement.max_replicas_per_node}
     options: dict[str, Any] = {
         "ray_actor_options": actor,
         "placement_group_bundles": [bundle or {"CPU": 0.001}] * placement.bundles,
-        "placement_group_strategy": placement.strategy,
     }
-    if pool.resources.node_labels:
-        options["placement_group_bundle_label_selector"] = [
-            dict(pool.resources.node_labels)
-        ] * placement.bundles
+    if labels:
+        options["placement_group_bundle_label_selector"] = [labels] * placement.bundles
     if placement.gang is not None:
         options["gang_scheduling_config"] = GangSchedulingConfig(
             gang_size=placement.gang,
             gang_placement_strategy="SPREAD" if placement.strategy.endswith("SPREAD") else "PACK",
         )
-    elif placement.max_replicas_per_node is not None:
-        options["max_replicas_per_node"] = placement.max_replicas_per_node
+    else:
+        options["placement_group_strategy"] = placement.strategy
     return options

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
+import ray._private.state as ray_state
 from ray import serve
 
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.recipes.schema import Pool, Recipe
 
-from .placement import bundle_of
+from .placement import bundle_of, grouped
 
 
 class PlacementError(UserError):
@@ -65,16 +66,15 @@ def await_running(
 
 
 def unplaced_pools(name: str, recipe: Recipe) -> list[str]:
-    """Pools with fewer placed groups than replicas at the start."""
-    placed = dict.fromkeys(recipe.pools, 0)
-    for group in ray.util.placement_group_table().values():
-        for pool in recipe.pools:
-            if group["state"] == "CREATED" and f"{name}#{pool}#" in group["name"]:
-                placed[pool] += 1
-    groups = {
-        pool: -(-one.replicas.at_start // (one.placement.gang or 1)) for pool, one in recipe.pools.items()
-    }
-    return [pool for pool, count in placed.items() if count < groups[pool]]
+    """Pools with fewer placed groups than replicas at the start; replicas themselves where there are none."""
+    groups = [one["name"] for one in ray.util.placement_group_table().values() if one["state"] == "CREATED"]
+    actors = [one["Name"] for one in ray_state.actors().values() if one["State"] == "ALIVE"]
+    found = []
+    for pool, settings in recipe.pools.items():
+        placed = sum(f"{name}#{pool}#" in one for one in (groups if grouped(settings) else actors))
+        if placed < -(-settings.replicas.at_start // (settings.placement.gang or 1)):
+            found.append(pool)
+    return found
 
 
 def why_unplaced(name: str, pool: Pool, waited_s: float, nodes: list[Mapping[str, Any]] | None = None) -> str:

@@ -54,7 +54,7 @@ class EngineReplica:
 
     def measures(self) -> dict[str, Any]:
         """For the application's metrics endpoint; ``text`` is what the engine's own registry shows."""
-        load, health, server = self._engine.load(), self._engine.health(), self._server
+        load, health, server = self._engine.load(), self._server.health(), self._server
         values = {
             "active_requests": load.active_requests,
             "waiting_requests": load.waiting_requests,
@@ -90,7 +90,7 @@ class EngineReplica:
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises: an engine that died, or stands still with work."""
-        health = self._engine.health()
+        health = self._server.health()
         if health.state in (HealthState.DEAD, HealthState.WEDGED):
             raise RuntimeError(f"the engine of pool {self._spec.pool} is {health.state}: {health.detail}")
 

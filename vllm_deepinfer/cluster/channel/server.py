@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from vllm_deepinfer.engine import Engine, EngineError, Overloaded, TokenDelta
+from vllm_deepinfer.engine import Engine, EngineError, Health, HealthState, Overloaded, TokenDelta
 
 from . import wire
 from .leases import Leases
@@ -82,6 +82,7 @@ class EngineServer:
         self._sessions: dict[str, _Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsent = asyncio.Event()
+        self._wedged: Health | None = None
 
     async def start(self) -> str:
         """Begin to serve; returns the address with its real port."""
@@ -116,6 +117,16 @@ class EngineServer:
         if self._authenticator is not None:
             self._authenticator.stop()
         self._context.destroy(linger=0)
+
+    def health(self) -> Health:
+        """The engine's. One that was found wedged stays so until a step of it has ended: without work, which
+        its gateways take away, it would look well and be given more."""
+        health = self.engine.health()
+        if health.state is HealthState.WEDGED:
+            self._wedged = health
+        elif self._wedged is not None and health.steps != self._wedged.steps:
+            self._wedged = None
+        return self._wedged if self._wedged is not None and health.serving else health
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -218,7 +229,7 @@ class EngineServer:
         await self.engine.abort([*session.alive, *session.held])
 
     async def _say_state(self, session: _Session) -> None:
-        state = wire.State(session.name, session.outbox.sent, self.engine.load(), self.engine.health())
+        state = wire.State(session.name, session.outbox.sent, self.engine.load(), self.health())
         await self._say(session.peer, state)
 
     async def _say(self, peer: bytes, message: wire.Message) -> None:

@@ -1,0 +1,102 @@
+"""A replica's engine: flags, environment, slots of a node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_deepinfer.cluster.application import engines
+from vllm_deepinfer.cluster.application.specs import ReplicaSpec
+from vllm_deepinfer.engine.simulated import SimulatedEngine, chained_tokens
+from vllm_deepinfer.recipes.schema import Recipe
+
+ROOT = Path(__file__).parents[3]
+
+
+def spec(**changes: Any) -> ReplicaSpec:
+    pool = {"role": "aggregated", **changes.pop("pool", {})}
+    whole = {"name": "app", "model": {"tiny": {}}, "pools": {"main": pool}, **changes}
+    return ReplicaSpec(pool="main", recipe=Recipe.model_validate(whole).model_dump_json(), session="s0")
+
+
+@pytest.mark.parametrize(
+    ("argument", "flags"),
+    [
+        ({"max_num_seqs": 16}, ["--max-num-seqs", "16"]),
+        ({"enforce_eager": True}, ["--enforce-eager"]),
+        ({"enable_prefix_caching": False}, ["--no-enable-prefix-caching"]),
+        ({"dtype": None}, []),
+        ({"gpu_memory_utilization": 0.9}, ["--gpu-memory-utilization", "0.9"]),
+        ({"speculative_config": {"method": "dspark"}}, ["--speculative-config", '{"method": "dspark"}']),
+        ({"served_model_name": ["a", "b"]}, ["--served-model-name", "a", "b"]),
+        ({"lora_modules": [{"name": "x"}]}, ["--lora-modules", '[{"name": "x"}]']),
+    ],
+)
+def test_arguments_become_the_flags_of_vllm_serve(argument: dict[str, Any], flags: list[str]) -> None:
+    assert engines.flags(argument) == flags
+
+
+def test_a_simulated_engine_has_the_recipe_s_sizes_and_chained_tokens(tmp_path: Path) -> None:
+    engine = engines.engine_of(spec(pool={"engine": "simulated", "simulated": {"max_num_seqs": 7}}))
+    assert isinstance(engine, SimulatedEngine)
+    assert engine.config.max_num_seqs == 7 and engine.config.model == "app"
+    assert engine._tokens.__qualname__ == chained_tokens(99).__qualname__
+
+
+def test_what_the_application_decides_overrules_the_recipe() -> None:
+    found = spec(pool={"kv_gib": 0.5, "resources": {"gpus": 1.0}})
+    own = engines._own(found.whole, found.settings)
+    assert own == {"dtype": found.whole.model.dtype, "kv_cache_memory_bytes": 1 << 29}
+    assert "kv_cache_memory_bytes" not in engines._own(
+        spec(pool={"kv_gib": 0.5}).whole, spec(pool={"kv_gib": 0.5}).settings
+    )
+
+
+def test_replicas_of_a_node_take_the_cores_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(engines.tempfile, "gettempdir", lambda: str(tmp_path))
+    found = spec(pool={"cpu_binds": ("0", "1"), "kv_gib": 0.25, "env": {"X": "y"}})
+    made = [engines._environment(found) for _ in range(3)]
+    assert [one["VLLM_CPU_OMP_THREADS_BIND"] for one in made] == ["0", "1", "0"]
+    assert made[0]["VLLM_CPU_KVCACHE_SPACE"] == "1" and made[0]["X"] == "y"
+    assert made[0]["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
+
+
+def test_pools_of_a_node_never_share_a_nixl_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One series for prefill and decode (Ray issue 60057)."""
+    monkeypatch.setattr(engines.tempfile, "gettempdir", lambda: str(tmp_path))
+    transfer = {"kind": "nixl", "nixl": {"side_channel_base_port": 7000}}
+    ports = [
+        engines._environment(spec(transfer=transfer, pool={"role": role}))["VLLM_NIXL_SIDE_CHANNEL_PORT"]
+        for role in ("prefill", "decode", "prefill", "decode")
+    ]
+    assert ports == ["7000", "7001", "7002", "7003"]
+
+
+def test_slots_of_other_processes_are_taken_and_free_when_these_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code = (
+        "import sys, vllm_deepinfer.cluster.application.engines as engines\n"
+        "print(engines.claim_slot('t'), flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == "0\n"
+    monkeypatch.setattr(engines.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert engines.claim_slot("t") == 1
+    holder.kill()
+    holder.wait()
+    assert engines.claim_slot("t") == 0
+    assert engines.claim_slot("another series") == 0
