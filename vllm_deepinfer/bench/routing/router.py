@@ -34,8 +34,9 @@ class ComparedRouter(PolicyRouter):
         """See `RequestRouter.choose_replicas`."""
         ticket = pending_request.args[0] if pending_request is not None and pending_request.args else None
         policy = self._file.read_text(encoding="utf-8")
-        if policy == OURS or not isinstance(ticket, Ticket):
+        if policy == OURS or pending_request is None or not isinstance(ticket, Ticket):
             return await super().choose_replicas(candidate_replicas, pending_request)
+        pending_request.routing_context.should_backoff = True  # as ours
         members = self.view.members
         able = {
             one.replica_id.unique_id: one
