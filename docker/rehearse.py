@@ -66,7 +66,7 @@ class Image:
                 self.cwd = os.path.join(self.cwd, words[0])
                 (self.rootfs / self.cwd.lstrip("/")).mkdir(parents=True, exist_ok=True)
             case "ENV":
-                for name, value in zip(words[::3], words[1::3], strict=True):
+                for name, value in zip(words[::2], words[1::2], strict=True):
                     self.env[name] = value.strip('"').replace("$PATH", self.env["PATH"])
             case "USER":
                 self.user = int(words[0])
