@@ -44,7 +44,7 @@ def pool_on(serve: FakeServe, role: str = "aggregated", **settings: Any) -> Serv
         role,
         serve.handle(name, role),
         gateway=f"g-{name}",
-        **{"patience_s": 10.0, "start_s": 10.0, "attempts": 50, **settings},
+        **{"room_s": 10.0, "patience_s": 10.0, "start_s": 10.0, "attempts": 50, **settings},
     )
     pool._watch_s = 0.02
     return pool

@@ -246,10 +246,23 @@ async def test_a_replica_that_serve_finds_full_makes_the_request_wait() -> None:
 
 
 async def test_patience_ends_with_one_sentence() -> None:
-    async with serving(1, patience_s=0.2) as (pool, serve):
+    async with serving(1, room_s=0.2) as (pool, serve):
         next(iter(serve.replicas.values())).full = True
         with pytest.raises(Overloaded, match=r"no replica of pool .* had room for 0\.2 s\."):
             await pool.submit(request_of([30] * 20), Recorder())
+
+
+async def test_one_whose_replica_was_lost_has_a_patience_of_its_own() -> None:
+    async with serving(1, room_s=0.05, patience_s=5.0) as (pool, serve):
+        sink, request = Recorder(), request_of([30] * 20, max_tokens=200)
+        await pool.submit(request, sink)
+        await sink.started(request.request_id, 20)
+        await serve.replicas[where(pool, request)].kill()
+        serve.list()
+        await asyncio.sleep(0.3)  # longer than a new request would wait for room
+        await serve.add()
+        await sink.ended(request.request_id)
+        check_all(sink, [request])
 
 
 async def test_too_many_waiting_is_an_overload() -> None:

@@ -15,6 +15,7 @@ import uvicorn
 from vllm_deepinfer.engine import Engine
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.gateway import logs
+from vllm_deepinfer.gateway.app import GatewayApp
 from vllm_deepinfer.gateway.building import build_app
 from vllm_deepinfer.gateway.limits.keys import KeyRing
 from vllm_deepinfer.gateway.serve import GRACE_S, calm_garbage_collection, listen
@@ -27,6 +28,8 @@ from .serve_pool import ServePool
 from .specs import GatewaySpec
 
 logger = logging.getLogger(__name__)
+LONGEST_STALL_S = 300.0
+"""A stream whose replica was lost ends with an error when none has taken it for so long."""
 
 
 class GatewayReplica:
@@ -36,6 +39,8 @@ class GatewayReplica:
         self._spec, self._handles = spec, pools
         self._stop = threading.Event()
         self._failure: str | None = None
+        self._app: GatewayApp | None = None
+        self._loop: asyncio.AbstractEventLoop
         self._url = ""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ready, self._serve_loop = ready, asyncio.get_running_loop()
@@ -55,6 +60,14 @@ class GatewayReplica:
         """Serve replaces the gateway when this raises."""
         if self._failure or not self._thread.is_alive():
             raise RuntimeError(f"the gateway has stopped: {self._failure or 'its thread ended'}.")
+
+    async def drain(self) -> bool:
+        """Admit nothing more; return when what runs has ended, or the drain timeout is over. For the stop of
+        the whole application: the requests here need the pools until their end."""
+        if self._app is None:
+            return True
+        draining = asyncio.run_coroutine_threadsafe(self._app.drain(), self._loop)
+        return await asyncio.wrap_future(draining)
 
     async def __del__(self) -> None:
         """Serve awaits this when it stops the replica: running answers end within the drain timeout."""
@@ -104,6 +117,7 @@ class GatewayReplica:
                 )
                 host, port = listener.getsockname()[:2]
                 self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                self._app, self._loop = app, asyncio.get_running_loop()
                 calm_garbage_collection()
                 server = uvicorn.Server(
                     uvicorn.Config(
@@ -147,6 +161,8 @@ def pools_of(recipe: Recipe, handles: Mapping[str, Any], spec: GatewaySpec) -> d
             start_s=recipe.ray.deadlines.start_s,
             stale_load_s=health.stale_load_s,
             mark_s=health.mark_s,
+            # Where a pool has one replica, what it had goes on when the next one has started.
+            patience_s=min(max(recipe.ray.deadlines.start_s, 60.0), LONGEST_STALL_S),
         )
         for name, pool in recipe.pools.items()
     }

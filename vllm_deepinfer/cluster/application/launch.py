@@ -30,6 +30,8 @@ from .placing import await_running
 
 logger = logging.getLogger(__name__)
 Say = Callable[[str], None]
+DRAIN_EXTRA_S = 5.0
+"""For a drained gateway's answer to reach us."""
 
 
 class Application:
@@ -60,7 +62,7 @@ class Application:
         self._commands, self._router, self._say, self._stopped = commands, router, say, stopped
         self._metrics: MetricsServer | None = None
         self._records: dict[str, ScalingRecord] = {}
-        self._nodes = LocalNodes(recipe.ray)
+        self._nodes, self._connected = LocalNodes(recipe.ray), False
 
     def __enter__(self) -> Application:
         try:
@@ -82,6 +84,7 @@ class Application:
         """Raises: UserError, such as a pool that has no place."""
         os.environ.setdefault("RAY_SERVE_USE_COMPACT_SCHEDULING_STRATEGY", "0")
         self._say("starting Ray" if self.local else f"joining Ray at {self.recipe.ray.address}")
+        self._connected = not ray.is_initialized()
         self._connect()
         # Gateways listen themselves; Serve's proxies would cost 20 to 40 times as much per token.
         serve.start(proxy_location="Disabled")
@@ -123,15 +126,31 @@ class Application:
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
-        if ray.is_initialized():
-            # Serve kills its controller at the end, and the driver prints what that had not answered.
+        if not self._connected:  # a connection of somebody else's in this process is not ours to end
+            self._nodes.stop()
+            return
+        self._connected = False
+        try:
+            if ray.is_initialized():
+                self._drain()
+                # Serve kills its controller at the end, and the driver prints what that had not answered.
+                with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+                    if self.local:
+                        serve.shutdown()
+                    else:
+                        serve.delete(self.recipe.name)
+        finally:
             with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
-                if self.local:
-                    serve.shutdown()
-                else:
-                    serve.delete(self.recipe.name)
                 ray.shutdown()
-        self._nodes.stop()
+            self._nodes.stop()
+
+    def _drain(self) -> None:
+        """Gateways first: Serve stops all deployments at once, and a running request may yet need a pool."""
+        if self.urls:
+            wait_s = self.recipe.gateway.drain_timeout_s + DRAIN_EXTRA_S
+            with contextlib.suppress(Exception):
+                self.handle("gateway").broadcast("drain").results(timeout_s=wait_s)
+            self.urls.clear()
 
     def _serve_metrics(self) -> None:
         door = self.recipe.gateway

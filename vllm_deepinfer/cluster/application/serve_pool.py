@@ -71,7 +71,9 @@ class ServePool(PooledEngine):
         keys: of the token channel.
         reserve: tokens of output that a request without ``max_tokens`` is reckoned with.
         may_be_empty: whether the pool scales to zero; then a request may wait for a replica to start.
-        start_s: time for the first replica to appear, and for one to start from zero.
+        start_s: time for the first replica to appear.
+        room_s: how long a new request waits for room, or for a replica to start from zero.
+        patience_s: how long one whose replica was lost waits for another.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class ServePool(PooledEngine):
         stale_load_s: float = 2.0,
         mark_s: float = 5.0,
         attempts: int = 5,
+        room_s: float = 60.0,
         patience_s: float = 60.0,
     ) -> None:
         super().__init__({}, _no_router, attempts=attempts, patience_s=patience_s)
@@ -95,6 +98,7 @@ class ServePool(PooledEngine):
         self.view.staleness, self.view.marks = Staleness(stale_load_s), Marks(mark_s)
         self._handle, self._gateway, self._keys = handle, gateway, keys
         self._reserve, self._may_be_empty, self._start_s = reserve, may_be_empty, start_s
+        self._room_s = room_s
         self._known_info = EngineInfo(model=name, max_model_len=0)
         self._members: dict[str, Member] = {}
         self._joins: dict[str, asyncio.Task[None]] = {}
@@ -238,7 +242,7 @@ class ServePool(PooledEngine):
     async def _place(self, live: Any) -> None:
         """Hand a request to a replica. Raises: what the last one that was asked raised."""
         refused: dict[str, EngineError] = {}
-        deadline = self._now() + self._patience_s
+        deadline = self._now() + (self._patience_s if live.losses else self._room_s)
         while True:
             request = live.next_attempt()
             self._by_attempt[live.attempt] = live
@@ -318,7 +322,7 @@ class ServePool(PooledEngine):
         if lease.call.done():
             error = None if lease.call.cancelled() else lease.call.exception()
             raise error if isinstance(error, EngineError) else EngineUnavailable("it was not routed.")
-        raise Overloaded(f"no replica of pool {self.name} had room for {self._patience_s:g} s.")
+        raise Overloaded(f"no replica of pool {self.name} had room for {wait:.3g} s.")
 
     async def _call(self, lease: _Lease, ticket: Ticket) -> None:
         """Serve's call: lasts as long as the request. What it raises is news of the replica."""
