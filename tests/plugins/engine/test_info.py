@@ -17,6 +17,7 @@ from vllm_deepinfer.engine import (
 )
 
 info = pytest.importorskip("vllm_deepinfer_plugins.engine.info")
+forced = pytest.importorskip("vllm_deepinfer_plugins.forced")
 
 
 def llm_of(
@@ -27,6 +28,7 @@ def llm_of(
     tokens: int | None = 4_096,
     drafts: int | None = None,
     reasoning_parser: str = "",
+    processors: list[str] | None = None,
 ) -> Any:
     generation = {} if further is None else {"eos_token_id": further}
     model = SimpleNamespace(
@@ -34,10 +36,12 @@ def llm_of(
         model="/path",
         max_model_len=512,
         max_logprobs=max_logprobs,
+        logits_processors=processors,
         get_vocab_size=lambda: 1_000,
         try_get_generation_config=lambda: generation,
     )
     config = SimpleNamespace(
+        kv_transfer_config=None,
         model_config=model,
         cache_config=SimpleNamespace(block_size=32, num_gpu_blocks=10, kv_cache_size_tokens=tokens),
         speculative_config=None if drafts is None else SimpleNamespace(num_speculative_tokens=drafts),
@@ -72,6 +76,8 @@ def test_the_usual_engine() -> None:
         ({"max_logprobs": -1}, "max_logprobs", 1_000),
         ({"tokens": None}, "kv_capacity_tokens", 320),
         ({"drafts": 5}, "draft_tokens", 5),
+        ({"processors": ["a:B", forced.NAME]}, "forces_tokens", True),
+        ({"processors": ["a:B"]}, "forces_tokens", False),
     ],
 )
 def test_variations(options: dict[str, Any], field: str, expected: object) -> None:

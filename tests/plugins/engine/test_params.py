@@ -49,11 +49,13 @@ def structured(kind: ConstraintKind, value: str = "", after_reasoning: bool = Fa
 def test_every_field_arrives_under_its_name() -> None:
     theirs = params.sampling_params_of(request_of(EVERYTHING))
     for name in EVERYTHING.__struct_fields__:
-        if name != "structured":
+        if name not in ("structured", "forced"):
             assert getattr(theirs, name) == getattr(EVERYTHING, name), name
     assert theirs.detokenize is False
     assert theirs.output_kind.name == "DELTA"
     assert theirs.n == 1 and not theirs.stop
+    forced = params.sampling_params_of(request_of(SamplingParams(forced=(3, 4))))
+    assert forced.extra_args == {"deepinfer_forced_token_ids": [3, 4]}
 
 
 def test_the_defaults_ask_for_nothing() -> None:
