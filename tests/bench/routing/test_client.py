@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vllm_deepinfer.bench.routing.client import Connection, Plan, Record, Replay, body_of, check
+from vllm_deepinfer.bench.routing.client import Connection, Plan, Record, Replay, body_of, check, unchunked
 from vllm_deepinfer.bench.routing.trace import Arrival
 from vllm_deepinfer.bench.routing.words import expected_words, prompt_ids
 
@@ -90,6 +90,21 @@ async def test_events_are_counted_once_wherever_the_packets_are_cut() -> None:
         [record] = await Replay(Plan([await server.start()], "bench", [ARRIVAL], 5.0)).run()
         assert len(record.events) == len(expected_words(2, 60, 20)), size
         assert (record.fault, record.missing, record.doubled) == ("", 0, 0)
+
+
+async def test_events_may_be_cut_by_chunks() -> None:
+    def pieces(words: list[int]) -> list[bytes]:
+        body = b"".join(event(f" w{word};") for word in words) + event("") + b"data: [DONE]\n\n"
+        return [HEAD, *(chunk(body[i : i + 33]) for i in range(0, len(body), 33)), b"0\r\n\r\n"]
+
+    [record] = await replayed(pieces, [ARRIVAL])
+    assert (record.fault, record.missing, record.doubled) == ("", 0, 0)
+
+
+def test_a_body_is_put_together_from_its_chunks() -> None:
+    assert unchunked(b"HTTP/1.1 200 OK\r\nx: y\r\n\r\n3\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\n\r\n") == (
+        b"abc0123456789abcdef"
+    )
 
 
 async def test_missing_and_doubled_tokens_are_found() -> None:

@@ -23,7 +23,12 @@ def doors(folder: Path, model: Path, count: int, cost: StepCost) -> Iterator[lis
     with ExitStack() as stack:
         children = [
             stack.enter_context(
-                module("routing.door", (str(port), str(model), simulated), None, folder / f"door{number}.log")
+                module(
+                    "routing.door",
+                    (str(port), str(model), simulated, "router"),
+                    None,
+                    folder / f"door{number}.log",
+                )
             )
             for number, port in enumerate(ports)
         ]
