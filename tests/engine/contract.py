@@ -112,6 +112,8 @@ class EngineContract:
     """The tests. None of them assumes how fast an engine is."""
 
     storm_requests = 200
+    queues_elsewhere = False
+    """Whether a prompt may be computed before the caller has seen anything of it."""
 
     async def test_info_is_plausible(self, engine: Engine) -> None:
         info = engine.info
@@ -319,7 +321,7 @@ class EngineContract:
         assert engine.load().active_requests == 3
         # Those that a step has not reached yet; an engine in another process may have begun meanwhile.
         queued = engine.load().queued_prompt_tokens
-        assert queued in (0, 20, 40, 60) and (queued == 60 or sink.calls)
+        assert queued in (0, 20, 40, 60) and (queued == 60 or sink.calls or self.queues_elsewhere)
         for request in requests:
             await sink.started(request.request_id, 3)
         during = engine.load()
