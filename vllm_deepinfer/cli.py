@@ -69,6 +69,14 @@ def serve(context: typer.Context) -> int:
     return pass_on("vllm_deepinfer.cluster.application.command:serve", context)
 
 
+@app.command(context_settings=_PASS_ON)
+def store(context: typer.Context) -> int:
+    """Look after a prefix store: stat, ls, verify, gc, rm, bench."""
+    return _invoke(
+        importlib.import_module("vllm_deepinfer.store.command").app, context.args, context.command_path
+    )
+
+
 @app.command()
 def bench(
     name: Annotated[

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -19,20 +21,30 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
+def square(number: int, job: Job) -> int:
+    return number * number
+
+
 def test_results_and_errors_come_back() -> None:
     workers = Workers(2)
     assert workers.call(lambda job: 7, 10) == 7
     with pytest.raises(KeyError, match="x"):
-        workers.call(lambda job: {}["x"], 10)
-    assert [workers.call(lambda job, i=i: i * i, 10) for i in range(50)] == [i * i for i in range(50)]
+        workers.call(lambda job: os.environ.pop("x"), 10)
+    assert [workers.call(partial(square, i), 10) for i in range(50)] == [i * i for i in range(50)]
     assert workers.drain(10)
 
 
 def test_notify_follows_in_order() -> None:
     workers, seen = Workers(1), list[object]()
     done = threading.Event()
-    workers.submit(lambda job: 1, lambda job: seen.append(job.result))
-    workers.submit(lambda job: 1 / 0, lambda job: (seen.append(type(job.error)), done.set()))
+
+    def note(job: Job) -> None:
+        seen.append(type(job.error) if job.error else job.result)
+        if len(seen) == 2:
+            done.set()
+
+    workers.submit(lambda job: 1, note)
+    workers.submit(lambda job: 1 / 0, note)
     assert done.wait(10)
     assert seen == [1, ZeroDivisionError]
 
@@ -42,7 +54,7 @@ def test_a_hung_call_is_given_up_and_others_go_on(gate: threading.Event) -> None
     with pytest.raises(StoreUnavailable, match=r"not answered within 0\.01 s"):
         workers.call(lambda job: gate.wait(), 0.01)
     assert workers.hung == 1
-    assert [workers.call(lambda job, i=i: i, 10) for i in range(20)] == list(range(20))
+    assert [workers.call(partial(square, i), 10) for i in range(20)] == [i * i for i in range(20)]
 
 
 def test_as_many_hung_as_workers_refuse_at_once_and_heal(gate: threading.Event) -> None:

@@ -12,7 +12,7 @@ access time is the last hit.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 MAX_CLASS = 99
@@ -63,10 +63,5 @@ class Stamp:
     def refreshed(self, other: Stamp, hit: bool) -> Stamp:
         """This object's stamp after a use by another request: the longest expiry wins, with its class."""
         longer = other if other.expires > self.expires else self
-        return replace(
-            self,
-            expires=longer.expires,
-            traffic_class=longer.traffic_class,
-            hits=min(self.hits + hit, MAX_HITS),
-            last_use=max(self.last_use, other.last_use),
-        )
+        hits = min(self.hits + hit, MAX_HITS)
+        return Stamp(longer.expires, longer.traffic_class, hits, max(self.last_use, other.last_use))

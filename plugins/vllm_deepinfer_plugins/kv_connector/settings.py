@@ -51,7 +51,7 @@ class StoreSettings(BaseModel):
     max_pinned_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.25, description="of the KV blocks, held for saves in flight; beyond it saves wait"
     )
-    admission: Mode = Mode.ALWAYS
+    admission: Mode = Mode.EXPECTED_REUSE
     min_prompt_tokens: Annotated[int, Field(ge=0)] = 0
     min_reuse: Annotated[float, Field(ge=0, le=1)] = 0.05
     default_class: str = "agent"
