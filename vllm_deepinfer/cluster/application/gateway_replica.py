@@ -161,8 +161,7 @@ def pools_of(recipe: Recipe, handles: Mapping[str, Any], spec: GatewaySpec) -> d
             start_s=recipe.ray.deadlines.start_s,
             stale_load_s=health.stale_load_s,
             mark_s=health.mark_s,
-            # Where a pool has one replica, what it had goes on when the next one has started.
-            patience_s=min(max(recipe.ray.deadlines.start_s, 60.0), LONGEST_STALL_S),
+            patience_s=_patience_s(recipe),
         )
         for name, pool in recipe.pools.items()
     }
@@ -175,7 +174,12 @@ def engine_over(recipe: Recipe, pools: Mapping[str, ServePool]) -> Engine:
         return by_role["aggregated"]
     from vllm_deepinfer.cluster.disaggregated import DisaggregatedEngine
 
-    return DisaggregatedEngine(by_role["prefill"], by_role["decode"])
+    return DisaggregatedEngine(by_role["prefill"], by_role["decode"], patience_s=_patience_s(recipe))
+
+
+def _patience_s(recipe: Recipe) -> float:
+    """Where a pool has one replica, what it had goes on when the next one has started."""
+    return min(max(recipe.ray.deadlines.start_s, 60.0), LONGEST_STALL_S)
 
 
 def _listener(host: str, port: int, count: int) -> Any:
