@@ -67,12 +67,12 @@ async def test_detokenize(gateway: Gateway) -> None:
         ("/tokenize", {}, "prompt: send text"),
         ("/tokenize", {"prompt": 5}, "prompt: send text"),
         ("/tokenize", {"prompt": "x", "model": "y"}, "does not exist here"),
-        ("/tokenize", {"messages": "x"}, "invalid request body"),
+        ("/tokenize", {"messages": "x"}, "messages: send a list"),
         ("/detokenize", {}, "tokens: send a list of token ids"),
         ("/detokenize", {"tokens": [-1]}, "tokens: send a list of token ids"),
         ("/detokenize", {"tokens": [True]}, "tokens: send a list of token ids"),
         ("/detokenize", {"tokens": [2**31]}, "2147483648"),
-        ("/v1/messages/count_tokens", {"model": MODEL}, "missing field `messages`"),
+        ("/v1/messages/count_tokens", {"model": MODEL}, "messages is missing."),
     ],
 )
 async def test_mistakes(gateway: Gateway, path: str, body: Any, says: str) -> None:

@@ -67,7 +67,12 @@ async def test_a_client_that_is_too_slow() -> None:
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
         (b'{"a": NaN}', "not valid JSON"),
-        (b'"\\ud800"', "not valid JSON"),
+        (b'"\\ud800"', "byte 1 has one half of a surrogate pair, which is no character; send the whole pair"),
+        (b'{"a": "x\\uDBFF\\n"}', "byte 8 has one half of a surrogate pair"),
+        (b'{"a": "\\udc00\\ud800"}', "byte 7 has one half of a surrogate pair"),
+        (b'{"a": "\\ud83d\\ude00", "b": "\\udfff"}', "byte 28 has one half of a surrogate pair"),
+        (b'{"a": "\\\\ud800", b}', "not valid JSON: (?!byte)"),  # a backslash, and then plain text
+        (b'{"a": "\\ud83d\\ude00", b}', "not valid JSON: (?!byte)"),
         (b'{"a": "\xff"}', "not valid JSON"),
         (b"[" * 100_000 + b"]" * 100_000, "not valid JSON"),
         (b"[1]", "must be a JSON object"),

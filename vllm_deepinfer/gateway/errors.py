@@ -71,10 +71,10 @@ def internal_error() -> ApiError:
 def from_conversion(error: ConversionError | ValueError) -> ApiError:
     """Error of the recipe package → ApiError: its JSON body holds the sentence, a ValueError is one."""
     if not isinstance(error, ConversionError):
-        return ApiError(400, _sentence(str(error)))
+        return ApiError(400, sentence(str(error)))
     try:
         detail = json.loads(error.body)["error"]
-        return ApiError(error.status_code, _sentence(detail["message"]), param=detail.get("param"))
+        return ApiError(error.status_code, sentence(detail["message"]), param=detail.get("param"))
     except (ValueError, KeyError, TypeError):
         return ApiError(error.status_code, "the request cannot be converted for this model.")
 
@@ -82,11 +82,11 @@ def from_conversion(error: ConversionError | ValueError) -> ApiError:
 def from_engine(error: EngineError) -> ApiError:
     """Refusal of the engine → ApiError."""
     if isinstance(error, InvalidRequest):
-        return ApiError(400, _sentence(str(error)))
+        return ApiError(400, sentence(str(error)))
     if isinstance(error, Overloaded):
-        return ApiError(429, _sentence(str(error)), code="overloaded", retry_after_s=error.retry_after_s)
+        return ApiError(429, sentence(str(error)), code="overloaded", retry_after_s=error.retry_after_s)
     retry = 1.0 if isinstance(error, EngineUnavailable) else None
-    return ApiError(503, _sentence(str(error)), code="engine_unavailable", retry_after_s=retry)
+    return ApiError(503, sentence(str(error)), code="engine_unavailable", retry_after_s=retry)
 
 
 def from_validation(error: ValidationError) -> ApiError:
@@ -94,7 +94,40 @@ def from_validation(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or "body"
     given = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
-    return ApiError(400, f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}{given}.", param=where)
+    return ApiError(400, f"{where}: {_plain(first)}{given}.", param=where)
+
+
+_WORDS = {  # pydantic's error type → what to send; the rest says so in its own words
+    "int_type": "send a whole number",
+    "int_from_float": "send a whole number",
+    "int_parsing": "send a whole number",
+    "float_parsing": "send a number",
+    "bool_parsing": "send true or false",
+    "float_type": "send a number",
+    "bool_type": "send true or false",
+    "string_type": "send a string",
+    "list_type": "send a list",
+    "dict_type": "send an object",
+    "model_type": "send an object",
+    "model_attributes_type": "send an object",
+    "missing": "this field is required",
+    "extra_forbidden": "there is no such field",
+    "greater_than_equal": "send {ge:g} or more",
+    "less_than_equal": "send {le:g} or less",
+    "greater_than": "send more than {gt:g}",
+    "less_than": "send less than {lt:g}",
+    "literal_error": "send {expected}",
+    "string_too_short": "send {min_length} characters or more",
+    "string_too_long": "send {max_length} characters or fewer",
+}
+
+
+def _plain(error: Any) -> str:
+    words = _WORDS.get(error["type"])
+    if words is None:
+        text: str = error["msg"]
+        return text[:1].lower() + text[1:]
+    return words.format(**error.get("ctx", {}))
 
 
 def error_body(route: str, error: ApiError, request_id: str | None) -> dict[str, Any]:
@@ -112,6 +145,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """One line with an end."""
     text = " ".join(text.split()) or "the request is not valid"
     return text if text[-1] in ".!?" else f"{text}."

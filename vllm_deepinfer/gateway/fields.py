@@ -115,7 +115,7 @@ def refuse_unknown(body: Mapping[str, Any], known: frozenset[str], refused: Mapp
         if name in refused and value is not None:
             raise ApiError(400, f"{name[:60]}: {refused[name]}", param=name)
         if name not in known and name not in refused:
-            near = get_close_matches(name, known, n=1)
+            near = get_close_matches(name, known, n=1, cutoff=0.75)
             hint = f"; did you mean {near[0]}?" if near else "."
             message = f"unknown field {name[:60]!r}{hint}"
             raise ApiError(400, message, param=name[:60], code="unknown_parameter")

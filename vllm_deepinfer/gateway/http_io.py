@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,9 @@ from vllm_deepinfer.gateway.steps import within
 from vllm_deepinfer.gateway.streaming.sse import Message, Receive, Send
 
 Scope = dict[str, Any]
+_HALF_PAIR = re.compile(  # a high one without a low one behind it, or a low one without a high one before it
+    rb"(?<!\\)(?:\\\\)*(?:(\\u[dD][89abAB]..)(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)(\\u[dD][c-fC-F]..))"
+)
 
 
 class Disconnected(Exception):
@@ -62,11 +66,19 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        detail = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ApiError(400, f"the body is not valid JSON: {detail}.") from None
+        raise ApiError(400, f"the body is not valid JSON: {_detail(body, error)}.") from None
     if not isinstance(document, dict):
         raise ApiError(400, "the body must be a JSON object.")
     return document
+
+
+def _detail(body: bytes, error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it nests too deeply"
+    if (half := _HALF_PAIR.search(body)) is not None:
+        where = half.start(1) if half[1] else half.start(2)
+        return f"byte {where} has one half of a surrogate pair, which is no character; send the whole pair"
+    return str(error).removeprefix("JSON is malformed: ")
 
 
 async def send_json(

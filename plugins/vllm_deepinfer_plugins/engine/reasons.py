@@ -1,6 +1,8 @@
-"""Why vLLM did not start, in one sentence."""
+"""Why vLLM did not start, or did not take a request, in one sentence."""
 
 from __future__ import annotations
+
+import re
 
 from pydantic import ValidationError
 
@@ -23,3 +25,19 @@ def reason_of(error: BaseException, model: str | None = None) -> str:
     return first.replace(" See root cause above.", " vLLM's log above says why.").removesuffix(
         " Failed core proc(s): {}"
     )
+
+
+# What xgrammar puts before its reasons: the time and a line of its own sources.
+_SOURCE_LINE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+
+
+def refusal_of(error: BaseException) -> str:
+    """What is wrong with a request; for a constraint also why, which vLLM often says in the cause alone."""
+    said = _first_line(error)
+    why = _first_line(error.__cause__) if error.__cause__ is not None else ""
+    return said if not why or why in said else f"{said.rstrip('.')}: {why}"
+
+
+def _first_line(error: BaseException) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return _SOURCE_LINE.sub("", first)

@@ -35,7 +35,7 @@ from vllm_deepinfer_plugins.engine.info import info_of, refuse_unsupported
 from vllm_deepinfer_plugins.engine.load import LoadRecorder, NoMetrics
 from vllm_deepinfer_plugins.engine.outputs import StepOutputProcessor
 from vllm_deepinfer_plugins.engine.params import reasoning_ended, sampling_params_of
-from vllm_deepinfer_plugins.engine.reasons import reason_of
+from vllm_deepinfer_plugins.engine.reasons import reason_of, refusal_of
 from vllm_deepinfer_plugins.hand_over.messages import RELEASE
 
 logger = logging.getLogger(__name__)
@@ -306,5 +306,5 @@ class VllmEngine:
         if isinstance(error, GracefulHTTPError):
             return Overloaded(str(error))
         if isinstance(error, VLLMClientError | ValueError):
-            return InvalidRequest(str(error).strip().split("\n")[0])  # the rest is for developers
+            return InvalidRequest(refusal_of(error))
         return error

@@ -15,6 +15,7 @@ from tests.gateway.harness import MODEL, Gateway, call, calls, events, ids_of, r
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+FILE = {"type": "file", "file": {"file_data": "data:,x", "filename": "x"}}
 HI: Any = [{"role": "user", "content": "hi"}]
 WEATHER: Any = {
     "type": "function",
@@ -252,10 +253,27 @@ async def test_control_tokens_in_user_text_stay_text(gateway: Gateway) -> None:
     [
         ({"model": "gpt-4"}, 404, "the model 'gpt-4' does not exist here; use 'tiny-v4.1'."),
         ({"max_token": 3}, 400, "unknown field 'max_token'; did you mean max_tokens?"),
-        ({"n": 0}, 400, "n: input should be greater than or equal to 1, got 0."),
+        ({"n": 0}, 400, "n: send 1 or more, got 0."),
         ({"functions": []}, 400, "functions: is not supported any more; use tools."),
-        ({"messages": []}, 400, "Empty input messages."),
-        ({"messages": None}, 400, "invalid request body"),
+        ({"messages": []}, 400, "messages: empty input messages."),
+        ({"messages": None}, 400, "messages: send a list, got null."),
+        ({"max_output_tokens": 5}, 400, "use max_completion_tokens."),
+        ({"max_tokens": 10**6}, 400, "max_tokens: send a whole number from 1 to "),
+        ({"max_completion_tokens": "5"}, 400, "max_completion_tokens: send a whole number from 1 to "),
+        ({"frequency_penaltyy": 1}, 400, "did you mean frequency_penalty?"),
+        ({"input": "x"}, 400, "input: is not a field of this API; use messages."),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "file", "file": {"file_data": "data:,x", "filename": "x"}}],
+                    }
+                ]
+            },
+            400,
+            "messages.0.content.0: this model reads text only; send the file's text.",
+        ),
         ({"temperature": 3}, 400, "temperature"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, 400, "'x'"),
         ({"tool_choice": "required"}, 400, "tool_choice needs tools."),
@@ -296,10 +314,17 @@ async def test_a_body_that_is_no_json_object(gateway: Gateway, body: bytes) -> N
 
 async def test_an_engine_error_before_the_first_token_has_a_status() -> None:
     async with running() as gateway:
-        gateway.engine.faults.stall_s = 0.2
-        asyncio.get_running_loop().call_later(0.1, gateway.engine.crash)
+        gateway.engine.faults.stall_s = 60.0
+
+        async def crash() -> None:
+            while not gateway.engine.load().active_requests:
+                await asyncio.sleep(0.001)
+            gateway.engine.crash()
+
+        crashing = asyncio.create_task(crash())
         with pytest.raises(openai.InternalServerError) as caught:
             await stream(gateway)
+        await crashing
         assert caught.value.status_code == 500
         with pytest.raises(openai.InternalServerError) as caught:  # and what comes later is refused
             await stream(gateway)

@@ -185,7 +185,10 @@ async def test_models(gateway: Gateway) -> None:
         ({"mcp_servers": [{}]}, 400, "invalid_request_error", "calls no MCP servers"),
         ({"stop_sequence": ["x"]}, 400, "invalid_request_error", "did you mean stop_sequences?"),
         ({"output_format": {"type": "xml"}}, 400, "invalid_request_error", "json_schema"),
-        ({"messages": "hi"}, 400, "invalid_request_error", "invalid request body"),
+        ({"messages": "hi"}, 400, "invalid_request_error", "messages: send a list"),
+        ({"max_tokens": 10**6}, 400, "invalid_request_error", "max_tokens: send a whole number from 1 to "),
+        ({"stop": ["x"]}, 400, "invalid_request_error", "use stop_sequences."),
+        ({"logprobs": True}, 400, "invalid_request_error", "use Chat Completions."),
     ],
 )
 async def test_errors_have_anthropics_envelope(

@@ -238,9 +238,14 @@ async def test_tool_namespaces(gateway: Gateway) -> None:
         ({"store": "yes"}, 400, "store: send true or false."),
         ({"metadata": {"a": 1}}, 400, "metadata: send an object of strings."),
         ({"previous_response_id": "resp_x"}, 404, "no response 'resp_x' is stored here"),
-        ({"n": 2}, 400, "unknown field 'n'"),
+        ({"n": 2}, 400, "n: this API gives one answer"),
+        ({"max_tokens": 5}, 400, "max_tokens: is not a field of this API; use max_output_tokens."),
+        ({"max_output_tokens": 10**6}, 400, "max_output_tokens: send a whole number from 1 to "),
+        ({"include": "logprobs"}, 400, "include: send a list of strings."),
+        ({"input": [{"type": "web_search_call"}]}, 400, "input.0: there are no items of type"),
+        ({"input": [{"role": "user"}]}, 400, "input.0: content is missing."),
         ({"model": None}, 400, "model: name one of"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, 400, "Unsupported custom tool"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, 400, "tools: unsupported custom tool"),
     ],
 )
 async def test_a_mistake_gets_one_sentence(

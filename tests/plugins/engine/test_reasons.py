@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
-from vllm_deepinfer_plugins.engine.reasons import reason_of
+from vllm_deepinfer_plugins.engine.reasons import reason_of, refusal_of
 
 from vllm_deepinfer.errors import UserError
 
@@ -56,3 +58,43 @@ def test_pydantics_wrapping_goes() -> None:
 )
 def test_the_first_line(text: str, reason: str) -> None:
     assert reason_of(RuntimeError(text)) == reason
+
+
+@pytest.mark.parametrize(
+    ("constraint", "says"),
+    [
+        (
+            {"regex": "("},
+            "Failed to transform regex into a grammar: Regex parsing error at position 2: The parenthesis is "
+            "not closed.",
+        ),
+        (
+            {"regex": "[z-a]"},
+            r"^Failed to transform regex into a grammar: .*lower bound is larger than upper",
+        ),
+        (
+            {"json": '{"type": "nope"}'},
+            'Failed to transform json schema into a grammar: Unsupported type "nope"',
+        ),
+        ({"grammar": "root ::= nope"}, 'Invalid grammar specification: .*Rule "nope" is not defined'),
+        (
+            {"structural_tag": '{"type": "structural_tag", "format": {"type": "x"}}'},
+            "Invalid structural tag specification: .*Format type not recognized: x",
+        ),
+    ],
+)
+def test_a_bad_constraint_keeps_its_reason(constraint: dict[str, str], says: str) -> None:
+    from vllm.exceptions import VLLMClientError
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+    from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
+
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint))
+    with pytest.raises(VLLMClientError) as caught:
+        validate_xgrammar_grammar(params)
+    said = refusal_of(caught.value)
+    assert re.search(says, said) and "\n" not in said and ".cc:" not in said
+
+
+def test_a_refusal_without_a_cause_is_its_first_line() -> None:
+    assert refusal_of(ValueError("\n too long.\nand more")) == "too long."
+    assert refusal_of(ValueError()) == "ValueError"

@@ -21,7 +21,8 @@ from deepseek_recipe import (
 
 from vllm_deepinfer.engine import SamplingParams, StructuredOutput
 from vllm_deepinfer.gateway.constraints import ToolPolicy, output_constraint
-from vllm_deepinfer.gateway.errors import ApiError, from_conversion
+from vllm_deepinfer.gateway.conversion_errors import located
+from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.fields import EngineFields
 from vllm_deepinfer.gateway.streaming.parser import Chunk, Generator, OutputParser
 
@@ -168,19 +169,57 @@ class _RecipeRequest(Protocol):
 def convert(
     make: Callable[[bytes], _RecipeRequest], body: Body, options: ConversionOptions
 ) -> ConversationRequest:
-    """Run the recipe's conversion. Raises: ApiError with the recipe's sentence, or for an image."""
+    """Run the recipe's conversion. Raises: ApiError with the recipe's sentence, or for an image or file."""
     encoded = encode_body(body)
+    more_than_text = any(kind in encoded for kind in (b"image", b"file", b"document"))  # types of such parts
+    if more_than_text:
+        refuse_documents(body)
     try:
         conversation = make(encoded).convert(options)
     except (ConversionError, ValueError) as error:
-        raise from_conversion(error) from None
-    if not (b"image" in encoded or b"file" in encoded):  # the type of every part that can hold one
+        raise located(error, body, lambda part: make(encode_body(part)).convert(options)) from None
+    if not more_than_text:
         return conversation
     for message in conversation.conversation.messages:
         for source in message.image_sources:
             where = source.path.lstrip(".") or "messages"
             raise ApiError(400, f"{where}: this model reads text only; remove the image.", param=where)
     return conversation
+
+
+def refuse_documents(body: Body) -> None:
+    """Raises: ApiError for a file, which the recipe would leave out."""
+    turns = "input" if "input" in body else "messages"
+    found = _document(body.get(turns), turns)
+    if found is not None:
+        raise ApiError(400, f"{found}: this model reads text only; send the file's text.", param=found)
+
+
+def _document(content: Any, where: str) -> str | None:
+    if isinstance(content, dict):
+        if content.get("type") in ("file", "input_file", "document"):
+            return where
+        return _document(content.get("content"), f"{where}.content")
+    if isinstance(content, list):
+        for number, part in enumerate(content):
+            if (found := _document(part, f"{where}.{number}")) is not None:
+                return found
+    return None
+
+
+def check_limit(body: Body, name: str, card: ModelCard) -> None:
+    """Raises: ApiError unless the field `name` is absent or a number of tokens that the context can hold."""
+    value = body.get(name)
+    if value is None:
+        return
+    most = card.max_model_len
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        given = repr(value) if len(repr(value)) <= 60 else "something else"
+        raise ApiError(
+            400,
+            f"{name}: send a whole number from 1 to {most}, the model's context, got {given}.",
+            param=name,
+        )
 
 
 def render(request: ConversationRequest) -> RenderedPrompt:

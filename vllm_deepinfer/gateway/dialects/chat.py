@@ -12,7 +12,15 @@ import msgspec
 from deepseek_recipe import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 
 from vllm_deepinfer.gateway.constraints import ToolPolicy, without_strict
-from vllm_deepinfer.gateway.dialects.base import Body, ModelCard, Prepared, convert, render, sampling
+from vllm_deepinfer.gateway.dialects.base import (
+    Body,
+    ModelCard,
+    Prepared,
+    check_limit,
+    convert,
+    render,
+    sampling,
+)
 from vllm_deepinfer.gateway.errors import ApiError, error_body
 from vllm_deepinfer.gateway.fields import EngineFields, refuse_unknown
 from vllm_deepinfer.gateway.streaming.parser import Chunk, OutputParser
@@ -57,6 +65,14 @@ REFUSED = {
     "function_call": "is not supported any more; use tool_choice.",
     "audio": "this model writes text only.",
     "web_search_options": "there is no web search here; give the model a tool.",
+    "max_output_tokens": "is not a field of this API; use max_completion_tokens.",
+    "input": "is not a field of this API; use messages.",
+    "instructions": "is not a field of this API; send a message with role system.",
+    "system": "is not a field of this API; send a message with role system.",
+    "stop_sequences": "is not a field of this API; use stop.",
+    "reasoning": "is not a field of this API; use reasoning_effort.",
+    "text": "is not a field of this API; use response_format.",
+    "output_config": "is not a field of this API; use response_format and reasoning_effort.",
     "continue_final_message": "is not a field here; set prefix to true in the last assistant message.",
 }
 KNOWN = ENGINE_FIELDS | RECIPE_FIELDS | OWN_FIELDS | INERT_FIELDS
@@ -75,6 +91,8 @@ def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
     """Convert a request. Raises: ApiError."""
     model = card.require(body)
     refuse_unknown(body, KNOWN, REFUSED)
+    for name in ("max_completion_tokens", "max_tokens"):
+        check_limit(body, name, card)
     fields = EngineFields.read(body, ENGINE_FIELDS)
     plain = {name: value for name, value in body.items() if name in RECIPE_FIELDS}
     _translate(body, plain)

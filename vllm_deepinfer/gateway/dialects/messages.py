@@ -23,6 +23,7 @@ from vllm_deepinfer.gateway.dialects.base import (
     Body,
     ModelCard,
     Prepared,
+    check_limit,
     convert,
     render,
     render_conversation,
@@ -54,6 +55,17 @@ OWN_FIELDS = frozenset({"output_format"})
 INERT_FIELDS = frozenset({"metadata", "betas", "context_management", "inference_geo"})
 REFUSED = {
     "mcp_servers": "this server calls no MCP servers; declare their tools as client tools.",
+    **dict.fromkeys(
+        ("max_output_tokens", "max_completion_tokens"), "is not a field of this API; use max_tokens."
+    ),
+    "input": "is not a field of this API; use messages.",
+    "instructions": "is not a field of this API; use system.",
+    "stop": "is not a field of this API; use stop_sequences.",
+    "response_format": "is not a field of this API; use output_config.format.",
+    "reasoning_effort": "is not a field of this API; use output_config.effort.",
+    "reasoning": "is not a field of this API; use thinking.",
+    "n": "this API gives one answer; ask several times, or use Chat Completions.",
+    **dict.fromkeys(("logprobs", "top_logprobs"), "this API has none; use Chat Completions."),
     "container": "there is no code execution here; declare a client tool.",
 }
 KNOWN = ENGINE_FIELDS | RECIPE_FIELDS | OWN_FIELDS | INERT_FIELDS
@@ -63,6 +75,7 @@ def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
     """Convert a request. Raises: ApiError."""
     model = card.require(body)
     refuse_unknown(body, KNOWN, REFUSED)
+    check_limit(body, "max_tokens", card)  # the recipe would put the context's size in its place
     fields = EngineFields.read(body, ENGINE_FIELDS)
     plain = {name: value for name, value in body.items() if name in RECIPE_FIELDS}
     tools = ToolPolicy.take(body, plain, parallel=True)

@@ -15,16 +15,18 @@ from deepseek_recipe import (
 )
 
 from vllm_deepinfer.gateway.constraints import ToolPolicy, without_strict
+from vllm_deepinfer.gateway.conversion_errors import located
 from vllm_deepinfer.gateway.dialects.base import (
     Body,
     ModelCard,
     Prepared,
+    check_limit,
     convert,
     encode_body,
     render,
     sampling,
 )
-from vllm_deepinfer.gateway.errors import ApiError, from_conversion
+from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.fields import EngineFields, refuse_unknown
 from vllm_deepinfer.gateway.streaming.parser import Chunk, Generator, OutputParser
 from vllm_deepinfer.gateway.streaming.sse import event_frame
@@ -62,7 +64,29 @@ INERT_FIELDS = frozenset(
 REFUSED = {
     "conversation": "conversations are not kept here; chain turns with previous_response_id.",
     "prompt": "prompt templates are not kept here; send instructions and input.",
+    **dict.fromkeys(
+        ("max_tokens", "max_completion_tokens"), "is not a field of this API; use max_output_tokens."
+    ),
+    "messages": "is not a field of this API; use input.",
+    "system": "is not a field of this API; use instructions.",
+    "response_format": "is not a field of this API; use text.format.",
+    "reasoning_effort": "is not a field of this API; use reasoning.effort.",
+    "thinking": "is not a field of this API; use reasoning.",
+    "n": "this API gives one answer; ask several times, or use Chat Completions.",
+    "stop": "this API has no stop strings; use Chat Completions.",
+    "logprobs": "is not a field of this API; use top_logprobs and include message.output_text.logprobs.",
 }
+ITEMS = frozenset(
+    [
+        "message",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+    ]
+)
+"""Types of input items that the recipe reads; it would leave out any other without a word."""
 KNOWN = ENGINE_FIELDS | RECIPE_FIELDS | OWN_FIELDS | INERT_FIELDS
 ECHOED = (
     "metadata",
@@ -90,6 +114,9 @@ def check(body: Body) -> None:
         isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     ):
         raise ApiError(400, "metadata: send an object of strings.", param="metadata")
+    include = body.get("include")
+    if include is not None and not (isinstance(include, list) and all(isinstance(e, str) for e in include)):
+        raise ApiError(400, "include: send a list of strings.", param="include")
     if body.get("background") and body.get("stream"):
         raise ApiError(400, "a background response cannot be streamed; leave out stream.", param="stream")
     if body.get("background") and body.get("store") is False:
@@ -102,6 +129,15 @@ def input_items(body: Body) -> list[Any]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     if isinstance(given, list):
+        for number, item in enumerate(given):
+            kind = item.get("type", "message") if isinstance(item, dict) else "message"
+            if kind not in ITEMS:
+                raise ApiError(
+                    400,
+                    f"input.{number}: there are no items of type {str(kind)[:60]!r} here; send one of "
+                    f"{', '.join(sorted(ITEMS))}.",
+                    param=f"input.{number}",
+                )
         return given
     raise ApiError(400, "input: send a string or a list of items.", param="input")
 
@@ -109,6 +145,7 @@ def input_items(body: Body) -> list[Any]:
 def prepare(body: Body, earlier: Sequence[Any], card: ModelCard, answer_id: str) -> Prepared:
     """Convert a request whose earlier turns are the items `earlier`. Raises: ApiError."""
     model = card.require(body)
+    check_limit(body, "max_output_tokens", card)
     fields = EngineFields.read(body, ENGINE_FIELDS)
     plain = {name: value for name, value in body.items() if name in RECIPE_FIELDS}
     plain["input"] = [*earlier, *input_items(body)]
@@ -120,7 +157,9 @@ def prepare(body: Body, earlier: Sequence[Any], card: ModelCard, answer_id: str)
         echo = ResponsesRequest(encode_body(plain)).echo()  # as the client said it
         namespaces = ResponsesRequest(encode_body(relaxed)).namespace_tool_map(options)
     except (ConversionError, ValueError) as error:
-        raise from_conversion(error) from None
+        raise located(
+            error, plain, lambda part: ResponsesRequest(encode_body(part)).convert(options)
+        ) from None
     conversation = tools.convert(lambda: convert(ResponsesRequest, relaxed, options), relaxed)
     settings = _settings(body, fields)
 
