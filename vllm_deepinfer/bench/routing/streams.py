@@ -23,7 +23,8 @@ from vllm_deepinfer.bench.routing.system import (
 from vllm_deepinfer.policy.step_cost import StepCost
 
 STREAMS = 256
-TOKENS = 200
+TOKENS = 444
+"""The median of published agentic answers."""
 STEP = StepCost(per_step=0.020, per_token=0.0)
 POOLS = {"aggregated": (1, STEP)}
 SPREAD_S = 1.0
