@@ -75,3 +75,15 @@ def test_repeats_are_cut_off_wherever_the_deltas_end() -> None:
     assert Repeats((5,)).cut(TokenDelta("a", (), error)) == TokenDelta("a", (), error)
     with pytest.raises(ValueError, match="instead of"):
         Repeats((5, 6)).cut(TokenDelta("a", [5, 9]))
+
+
+def test_repeats_are_spent_once_all_has_been_given_again() -> None:
+    assert Repeats().spent
+    repeats = Repeats((5, 6, 7))
+    assert not repeats.spent
+    repeats.cut(TokenDelta("a", [5, 6]))
+    assert not repeats.spent
+    repeats.cut(TokenDelta("a", [7, 8]))
+    assert repeats.spent
+    delta = TokenDelta("a", [9])
+    assert repeats.cut(delta) is delta

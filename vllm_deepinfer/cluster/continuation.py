@@ -53,6 +53,11 @@ class Repeats:
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self._tokens, self._at = tokens, 0
 
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more is repeated: `cut` would give any delta back as it is."""
+        return self._at >= len(self._tokens)
+
     def cut(self, delta: TokenDelta) -> TokenDelta | None:
         """What of the delta is new; None: nothing. Raises: ValueError when the engine gives other tokens."""
         due = self._tokens[self._at : self._at + len(delta.token_ids)]

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 Router = Callable[[GenerateRequest, Mapping[str, Load], frozenset[str]], Choice | None]
 """Chooses among the workers that serve, by their loads and by who has just refused. None: no room."""
 GONE = frozenset({HealthState.DEAD, HealthState.WEDGED})
+replaced = msgspec.structs.replace
 MOST_HELD = 65_536
 """Requests that are remembered as perhaps held; older ones are left to their lease."""
 
@@ -273,6 +274,10 @@ class PooledEngine:
             live = self._by_attempt.get(delta.request_id)
             if live is None or live.attempt != delta.request_id:
                 continue  # of an attempt that is over
+            if delta.finish_reason is None and live.repeats.spent:  # all but the first and last of an answer
+                live.emitted += delta.token_ids
+                sends.append((live.sink, replaced(delta, request_id=live.request.request_id)))
+                continue
             cut = self._new(live, delta)
             if cut is None:
                 continue

@@ -44,6 +44,9 @@ class LocalNodes:
         # Ray runs its workers at nice 15 by default. Ours are the service: gateways and engines, which
         # anything else on the machine would take the cores from.
         os.environ.setdefault("RAY_worker_niceness", "0")
+        if self._settings.dashboard_port is None:
+            # Nobody looks at Ray's list of tasks, and every request's call would be told to it, twice.
+            os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
         # Ray listens on all of the machine's addresses. Only who has the user's token (~/.ray/auth_token,
         # made by Ray 2.60 when it is missing) may speak to it, unless RAY_AUTH_MODE=disabled is set.
         self._folder = Path(tempfile.mkdtemp(prefix="vdi-"))  # short: socket paths are limited to 107 bytes

@@ -46,7 +46,8 @@ _ERRORS: dict[str, type[EngineError]] = {
 }
 MOST_HELD = 65_536
 """Requests that are remembered as perhaps held; older ones are left to their lease."""
-ACKNOWLEDGE_EVERY = 4
+replaced = msgspec.structs.replace
+ACKNOWLEDGE_EVERY = 8
 """Steps; the replica sends at most `Outbox`'s credit without hearing of them."""
 
 
@@ -261,6 +262,9 @@ class RemoteEngine:
             stream = self._streams.get(delta.request_id)
             if stream is None:
                 continue  # aborted here meanwhile
+            if stream.released and delta.finish_reason is None:  # all but the first and last of an answer
+                sends.append((stream.sink, replaced(delta, request_id=stream.request_id)))
+                continue
             self._accept(delta.request_id)
             if not stream.released:
                 stream.held = delta if stream.held is None else merged(stream.held, delta)
@@ -268,7 +272,7 @@ class RemoteEngine:
             if delta.final:
                 self._note_hold(stream, delta)
                 self._forget(delta.request_id)
-            sends.append((stream.sink, msgspec.structs.replace(delta, request_id=stream.request_id)))
+            sends.append((stream.sink, replaced(delta, request_id=stream.request_id)))
         self._deliveries.send(sends)
         if step.number % ACKNOWLEDGE_EVERY == 0:
             await self._say(wire.Beat(self._session, self._received))
