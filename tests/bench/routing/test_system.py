@@ -1,4 +1,4 @@
-"""The recipe of the pools; and every policy once over real Ray processes, each token of an answer compared."""
+"""The recipe of the pools; and every policy once over real Ray processes, each answer compared in full."""
 
 from __future__ import annotations
 
