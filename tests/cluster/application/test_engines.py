@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_deepinfer.cluster.application import engines
+from vllm_deepinfer.cluster.application import engines, slots
 from vllm_deepinfer.cluster.application.specs import ReplicaSpec
 from vllm_deepinfer.engine.simulated import SimulatedEngine, chained_tokens
 from vllm_deepinfer.recipes.schema import Recipe
-
-ROOT = Path(__file__).parents[3]
 
 
 def spec(**changes: Any) -> ReplicaSpec:
@@ -58,7 +53,7 @@ def test_what_the_application_decides_overrules_the_recipe() -> None:
 
 
 def test_replicas_of_a_node_take_the_cores_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(engines.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(slots.tempfile, "gettempdir", lambda: str(tmp_path))
     found = spec(pool={"cpu_binds": ("0", "1"), "kv_gib": 0.25, "env": {"X": "y"}})
     made = [engines._environment(found) for _ in range(3)]
     assert [one["VLLM_CPU_OMP_THREADS_BIND"] for one in made] == ["0", "1", "0"]
@@ -68,35 +63,10 @@ def test_replicas_of_a_node_take_the_cores_in_turn(monkeypatch: pytest.MonkeyPat
 
 def test_pools_of_a_node_never_share_a_nixl_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One series for prefill and decode (Ray issue 60057)."""
-    monkeypatch.setattr(engines.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(slots.tempfile, "gettempdir", lambda: str(tmp_path))
     transfer = {"kind": "nixl", "nixl": {"side_channel_base_port": 7000}}
     ports = [
         engines._environment(spec(transfer=transfer, pool={"role": role}))["VLLM_NIXL_SIDE_CHANNEL_PORT"]
         for role in ("prefill", "decode", "prefill", "decode")
     ]
     assert ports == ["7000", "7001", "7002", "7003"]
-
-
-def test_slots_of_other_processes_are_taken_and_free_when_these_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    code = (
-        "import sys, vllm_deepinfer.cluster.application.engines as engines\n"
-        "print(engines.claim_slot('t'), flush=True); sys.stdin.read()"
-    )
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert holder.stdout is not None and holder.stdout.readline() == "0\n"
-    monkeypatch.setattr(engines.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert engines.claim_slot("t") == 1
-    holder.kill()
-    holder.wait()
-    assert engines.claim_slot("t") == 0
-    assert engines.claim_slot("another series") == 0

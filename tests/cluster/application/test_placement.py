@@ -134,3 +134,7 @@ def test_gateways_stand_on_the_head_or_on_every_node(nodes: int, where: str, cou
     made = gateway_options(recipe(gateway={"nodes": where, "per_node": 2}), nodes)
     assert made["num_replicas"] == count and made["max_replicas_per_node"] == 2
     assert (HEAD in made["ray_actor_options"].get("resources", {})) == (where == "head")
+
+
+def test_serve_writes_no_line_per_call_because_the_gateway_has_one_per_request() -> None:
+    assert options({})["logging_config"] == {"enable_access_log": False}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,6 +17,7 @@ from vllm_deepinfer.gateway.engines import make_engine, vocabulary
 from vllm_deepinfer.recipes.checkpoints import ensure_checkpoint
 from vllm_deepinfer.recipes.schema import Pool, Recipe, Simulated
 
+from .slots import claim_slot
 from .specs import ReplicaSpec
 
 HAND_OVER = "vllm_deepinfer.hand_over"
@@ -117,26 +116,9 @@ def _environment(spec: ReplicaSpec) -> dict[str, str]:
         if pool.cpu_binds:
             environment["VLLM_CPU_OMP_THREADS_BIND"] = pool.cpu_binds[slot % len(pool.cpu_binds)]
     if nixl.side_channel_base_port is not None:
-        # One series for all pools of the node: prefill and decode must not meet on a port (ray #60057).
-        port = nixl.side_channel_base_port + claim_slot(f"{spec.session}-nixl")
+        # One series for all that begins at this port on the node: prefill and decode of one application, or
+        # of two, must not meet on a port (ray #60057).
+        base = nixl.side_channel_base_port
+        port = base + claim_slot(f"nixl-{base}")
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
     return environment
-
-
-_slots: list[int] = []
-
-
-def claim_slot(series: str) -> int:
-    """The lowest number of a series that no other process of this node has; freed when this one ends."""
-    folder = Path(tempfile.gettempdir()) / f"vllm-deepinfer-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for slot in range(4096):
-        handle = os.open(folder / f"{series}-{slot}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            continue
-        _slots.append(handle)  # the lock lives as long as the handle
-        return slot
-    raise UserError(f"no free slot in {folder} for {series}.")

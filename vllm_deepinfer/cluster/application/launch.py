@@ -27,6 +27,7 @@ from .decisions import ScalingRecord
 from .local_nodes import LocalNodes
 from .metrics import ApplicationMetrics, MetricsServer
 from .placing import await_running
+from .slots import forget_slots
 
 logger = logging.getLogger(__name__)
 Say = Callable[[str], None]
@@ -143,6 +144,8 @@ class Application:
             with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
                 ray.shutdown()
             self._nodes.stop()
+            if self.local:
+                forget_slots(self.session)
 
     def _drain(self) -> None:
         """Gateways first: Serve stops all deployments at once, and a running request may yet need a pool."""

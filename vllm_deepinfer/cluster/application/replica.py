@@ -15,6 +15,7 @@ from vllm_deepinfer.engine import Engine, HealthState
 from vllm_deepinfer.policy.step_cost import StepCost, Work
 
 from .engines import engine_of
+from .slots import release_slots
 from .specs import ReplicaSpec
 from .tickets import Ticket
 
@@ -105,6 +106,7 @@ class EngineReplica:
         """Serve awaits this after the last request, when it stops the replica."""
         await self._server.close()
         await self._engine.close()
+        release_slots()
 
 
 def _plain(cost: StepCost) -> dict[str, Any]:
