@@ -133,10 +133,15 @@ class Killer:
         """Names of the recipe's pools."""
         return list(self.application.recipe.pools)
 
-    def storm(self, kinds: Sequence[str], kills: int, traffic: Traffic) -> list[Tally]:
-        """So many kills of these kinds in turn, each at a random moment after the last one was made good."""
-        tallies = {kind: Tally(kind) for kind in kinds}
+    def storm(self, kinds: Sequence[str], kills: int, traffic: Traffic, seconds: float = 1e9) -> list[Tally]:
+        """So many kills of these kinds in turn, each at a random moment after the last one was made good.
+
+        ``seconds``: no more kills after that time.
+        """
+        tallies, began = {kind: Tally(kind) for kind in kinds}, time.monotonic()
         for at in range(kills):
+            if time.monotonic() - began > seconds:
+                break
             kind = kinds[at % len(kinds)]
             time.sleep(self._rng.random() * 1.0)
             recovered, replaced = self._kill_and_wait(kind, traffic)
@@ -172,6 +177,7 @@ def main() -> None:
     parser.add_argument("--split", action="store_true", help="prefill and decode apart")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no more kills after that")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     kinds = chosen.kind or ["main", "gateway"]
@@ -194,7 +200,7 @@ def main() -> None:
             killer = Killer(application, {**pools, "gateway": 2}, chosen.seed)
             model = application.recipe.served_names[0]
             with Traffic(list(application.urls), model, streams=chosen.streams).flowing() as traffic:
-                tallies = killer.storm(kinds, chosen.kills, traffic)
+                tallies = killer.storm(kinds, chosen.kills, traffic, chosen.seconds)
             report = {
                 "rows": [one.row() for one in tallies],
                 "counts": dict(traffic.counts),
