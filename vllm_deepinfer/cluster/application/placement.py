@@ -33,6 +33,7 @@ def pool_options(name: str, pool: Pool, recipe: Recipe, *, router: str = ROUTER)
         "graceful_shutdown_timeout_s": max(deadlines.drain_s, 1.0),
         "graceful_shutdown_wait_loop_s": 0.2,
         "max_constructor_retry_count": 3,
+        "logging_config": {"enable_access_log": False},  # the gateway has a line for each request
         "request_router_config": RequestRouterConfig(
             request_router_class=router,
             request_router_kwargs={"pool": name, "role": pool.role},
