@@ -77,7 +77,13 @@ def recipe_of(name: str, model: Path, pools: Mapping[str, tuple[int, StepCost]])
                 }
                 for role, (count, cost) in pools.items()
             },
-            "gateway": {"port": 0, "max_active": 8192, "max_waiting": 8192, "drain_timeout_s": 0.0},
+            "gateway": {
+                "port": 0,
+                "log_level": "warning",
+                "max_active": 8192,
+                "max_waiting": 8192,
+                "drain_timeout_s": 0.0,
+            },
             "ray": {"deadlines": {"drain_s": 0.0}},
         }
     )
