@@ -51,8 +51,9 @@ class Truncations:
                 0 if key in keeps_all else decoder_start(prompt, self.rows)
                 for key, prompt in zip(ids, prompts, strict=True)
             ]
-        # A row sees no floor that lies a window behind it.
-        if (begins >= np.maximum(np.maximum(floors, kept) + self.window - 1, hits)).all():
+        bounds = np.maximum(floors, kept)
+        reached = np.where(bounds > 0, bounds + self.window - 1, 0)  # whose rows see no bound any more
+        if (begins >= np.maximum(reached, hits)).all():
             return None
         return Truncation(torch.from_numpy(floors), torch.from_numpy(hits), torch.from_numpy(kept))
 

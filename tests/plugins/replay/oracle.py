@@ -1,0 +1,121 @@
+"""An engine whose every answer is checked against the rule by the letter.
+
+What a request's answer depends on is its tokens, how many of them came first, and at each admission where its
+window KV begins and how much it adopted. `Log` writes that down; `check` computes the rest alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm_deepinfer_plugins.model.tiles import ROWS, RowTiles
+from vllm_deepinfer_plugins.model.weights import load_backbone
+from vllm_deepinfer_plugins.replay.message import ReplayStep
+from vllm_deepinfer_plugins.replay.sizes import Sizes
+
+from tests.plugins.model import engines
+from tests.plugins.model.literal import Entries, literal
+from tests.plugins.model.samples import tiny
+from vllm_deepinfer.policy.replay import decoder_start
+
+BLOCK = 16
+VOCAB = 1024
+ON = {"batch_invariant": True, "encoder_replay": True, "decoder_replay": True, "window_tier_mib": 0}
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A request begins: how many tokens it had, and what it replays."""
+
+    known: int
+    floor: int
+    hit: int
+
+
+class Log:
+    """Writes down admissions by request, under the ids that were given to the engine."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.admissions: dict[str, list[Admission]] = defaultdict(list)
+        self.loads = 0
+        schedule = scheduler.schedule
+
+        def logged(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            step = ReplayStep.of(output)
+            assert step is not None
+            self.loads += len(step.loads)
+            for key, start in step.starts.items():
+                admission = Admission(scheduler.requests[key].num_tokens, start.floor, start.hit)
+                self.admissions[key.rsplit("-", 1)[0]].append(admission)
+            return output
+
+        scheduler.schedule = logged
+
+
+@contextmanager
+def engine(folder: Path, *, deepinfer: dict[str, Any] | None = None, **settings: Any) -> Iterator[Any]:
+    """A V4.1 of four layers, batch-invariant, with both replays on and no window KV in host memory.
+
+    Layers: window alone; a KV source of ratio 2 with Engram; the last source, of ratio 1; one behind it.
+    """
+    shape = {"ratios": (0, 2, 1, 1), "kv_sources": (1, 2), "index_sources": (1, 2, 3), "engram_layers": (1,)}
+    path = tiny(folder, experts=4, heads=2, **shape)
+    given = {"block_size": BLOCK, "additional_config": {"deepinfer": {**ON, **(deepinfer or {})}}}
+    with engines.engine(path, **{**given, **settings}) as llm:
+        yield llm
+
+
+def scheduler_of(llm: Any) -> Any:
+    """The engine core's scheduler."""
+    return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+@cache
+def model_of(llm: Any) -> Any:
+    """The plain form of an engine's model."""
+    return load_backbone(Path(llm.llm_engine.model_config.model), torch.float32)
+
+
+@cache
+def cold_entries(llm: Any, ids: tuple[int, ...]) -> Entries:
+    """What a document leaves in the prefix cache when nothing of it was there."""
+    return literal(model_of(llm), torch.tensor(ids))[1]
+
+
+def check(
+    llm: Any,
+    prompt: list[int],
+    answer: list[int],
+    admissions: list[Admission],
+    document: list[int] | None = None,
+) -> None:
+    """Assert that a greedy answer is what the rule gives.
+
+    Args:
+        document: Whose cached entries the first hit adopted.
+    """
+    model, ids = model_of(llm), torch.tensor([*prompt, *answer])
+    kept = decoder_start(len(prompt), Sizes.of(model.config).rows)
+    entries = cold_entries(llm, tuple(document)) if document is not None else {}
+    ends = [admission.known for admission in admissions[1:]] + [len(ids)]
+    for admission, end in zip(admissions, ends, strict=True):
+        # Preempted before it had an answer, it may have left entries that it adopts the next time.
+        computed = max(end - 1, admission.known)
+        hidden, entries = literal(
+            model, ids[:computed], start=admission.floor, hit=admission.hit, kept=kept, cached=entries
+        )
+        hidden = hidden[: end - 1 - admission.floor]
+        if end == admission.known:
+            continue
+        rows = hidden[admission.known - 1 - admission.floor :]
+        with torch.no_grad():
+            chosen = RowTiles(ROWS)(model.logits, rows).argmax(-1)
+        assert chosen.tolist() == ids[admission.known : end].tolist(), (admission, admissions)

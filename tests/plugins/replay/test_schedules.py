@@ -1,0 +1,123 @@
+"""Random schedules of {arrive, chunk, hit, preempt, abort, finish}: no block leaks, and every request that
+survives has the answer that it gets alone with the same hits.
+
+DEEPINFER_REPLAY_SCHEDULES says how many; 500 were run before this was committed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .oracle import VOCAB, Log, check, engine, scheduler_of
+
+pytestmark = pytest.mark.slow
+
+SCHEDULES = int(os.environ.get("DEEPINFER_REPLAY_SCHEDULES", "12"))
+DOCUMENT = 64
+
+
+class Schedule:
+    """One schedule: two documents stay cached because a request holds each; the others come and go."""
+
+    def __init__(self, llm: Any, log: Log, seed: int) -> None:
+        self.llm, self.engine, self.scheduler, self.log = llm, llm.llm_engine, scheduler_of(llm), log
+        self.rng, self.seed = random.Random(seed), seed
+        self.documents = [self._ids(DOCUMENT) for _ in range(2)]
+        self.prompts: dict[str, tuple[list[int], list[int]]] = {}
+        self.answers: dict[str, list[int]] = {}
+        self.count = self.preempted = 0
+        self.pins = [self._add(document, [*document, 20], 400) for document in self.documents]
+
+    def _ids(self, count: int) -> list[int]:
+        return [self.rng.randrange(300, VOCAB) for _ in range(count)]
+
+    def _add(self, document: list[int], prompt: list[int], tokens: int) -> str:
+        from vllm import SamplingParams
+
+        key = f"{self.seed}.{self.count}"
+        self.count += 1
+        self.prompts[key] = (document, prompt)
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        self.engine.add_request(key, {"prompt_token_ids": prompt}, params)
+        return key
+
+    def run(self, arrivals: int) -> None:
+        """Until all that arrived have ended, but for the two that hold the documents."""
+        budget = self.scheduler.max_num_scheduled_tokens = self.rng.choice([16, 33, 100])
+        for _ in range(2 * (DOCUMENT + 1) // budget + 2):
+            self._step()
+        left = arrivals
+        while left or len(self.answers) + 2 < len(self.prompts):
+            event = self.rng.random()
+            if left and event < 0.4:
+                left -= 1
+                document = self.rng.choice(self.documents)
+                prompt = document[: self.rng.randrange(DOCUMENT + 1)] + self._ids(self.rng.randrange(1, 40))
+                self._add(document, prompt, self.rng.randrange(1, 12))
+            elif event < 0.5:
+                self._preempt()
+            elif event < 0.54:
+                self._abort()
+            self._step()
+        self.engine.abort_request(self.pins)
+        while self.engine.has_unfinished_requests():
+            self._step()
+
+    def _step(self) -> None:
+        for output in self.engine.step():
+            if output.finished:
+                self.answers[output.request_id] = list(output.outputs[0].token_ids)
+
+    def _others(self) -> list[Any]:
+        return [r for r in self.scheduler.running if r.request_id.rsplit("-", 1)[0] not in self.pins]
+
+    def _preempt(self) -> None:
+        if others := self._others():
+            request = self.rng.choice(others)
+            self.scheduler.running.remove(request)
+            self.scheduler._preempt_request(request, time.monotonic())
+            self.scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+            self.preempted += 1
+
+    def _abort(self) -> None:
+        alive = [key for key in self.prompts if key not in self.answers and key not in self.pins]
+        if alive:
+            key = self.rng.choice(alive)
+            self.engine.abort_request([key])
+            self.prompts.pop(key)
+
+    def verify(self) -> None:
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "a block leaked"
+        for key, answer in self.answers.items():
+            if key in self.prompts and key not in self.pins:
+                document, prompt = self.prompts[key]
+                check(self.llm, prompt, answer, self.log.admissions[key], document)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    small = {"num_gpu_blocks_override": 150, "max_model_len": 512, "max_num_batched_tokens": 128}
+    with engine(tmp_path_factory.mktemp("checkpoint"), **small) as made:
+        yield made
+
+
+def test_random_schedules(llm: Any) -> None:
+    scheduler = scheduler_of(llm)
+    log, forced = Log(scheduler), 0
+    for seed in range(SCHEDULES):
+        schedule = Schedule(llm, log, seed)
+        schedule.run(arrivals=6)
+        schedule.verify()
+        forced += schedule.preempted
+        assert scheduler.reset_prefix_cache()
+    starts = [start for starts in log.admissions.values() for start in starts]
+    assert sum(start.hit > 0 for start in starts) > SCHEDULES, "replays were meant to happen"
+    assert forced > SCHEDULES // 2, "preemptions were meant to happen"
+    assert scheduler._ledger.counts.replayed_tokens > 0 < scheduler._ledger.counts.trimmed_rows
