@@ -11,7 +11,7 @@ from vllm_deepinfer.bench.gateway.processes import Child, free_port
 from vllm_deepinfer.bench.routing.system import module, simulated_of
 from vllm_deepinfer.policy.step_cost import StepCost
 
-POLICIES = ("round_robin", "power_of_two", "cache_aware")
+POLICIES = ("power_of_two", "cache_aware", "round_robin")
 NAME = f"{ROUTER} {ROUTER_VERSION}"
 
 

@@ -31,8 +31,8 @@ from vllm_deepinfer.bench.routing.system import (
 from vllm_deepinfer.bench.routing.trace import SCALE, Shape, draw
 from vllm_deepinfer.errors import UserError
 
-SHAPE = Shape(rate=16.0, seconds=9.0)
-AGGREGATED = Shape(rate=14.0, seconds=9.0)
+SHAPE = Shape(rate=16.0, seconds=8.0)
+AGGREGATED = Shape(rate=14.0, seconds=8.0)
 BACKLOG = Shape(rate=80.0, seconds=2.5)
 """Far more than the pools can do at once: they are busy until the last answer."""
 BACKLOG_PATIENCE_S = 60.0
@@ -112,7 +112,7 @@ def _pools(parts: Parts, folder: Path, model: Path) -> None:
     with running(folder, recipe, parts.say) as system:
         results = compare(system, folder, SHAPE, parts.rounds, parts.say)
         parts.say("backlog, beside an assignment made offline")
-        backlogs = [_backlog(system, folder, seed) for seed in range(2 if parts.quick else 3)]
+        backlogs = [_backlog(system, folder, seed) for seed in range(1 if parts.quick else 3)]
     for name, of in ((ROUTING[0], _p99_ttft), (ROUTING[1], _p99_itl)):
         best, ratios = results.ratios(of)
         parts.add(name, ratios)
@@ -150,7 +150,7 @@ def _backlog(system: System, folder: Path, seed: int) -> tuple[float, float, int
 def _streams(parts: Parts, folder: Path, model: Path, cores: Cores, count: int) -> None:
     if count < 2:
         raise RuntimeError("this needs two cores: one for the gateway, one for its clients and engine")
-    bench = StreamBench(folder, model, cores, 3.0 if parts.quick else 5.0)
+    bench = StreamBench(folder, model, cores, 2.0 if parts.quick else 5.0)
     with bench.system(parts.say) as system:
         rounds = [bench.measure(system) for _ in range(parts.rounds)]
     parts.add(STREAMING[0], [one.tokens_per_core for one in rounds])
@@ -160,7 +160,8 @@ def _streams(parts: Parts, folder: Path, model: Path, cores: Cores, count: int) 
 
 def _outside(parts: Parts, folder: Path, model: Path) -> None:
     count, cost = POOLS["aggregated"]["aggregated"]
-    found: dict[str, list[JsonValue]] = {OURS: [], **{policy: [] for policy in outside.POLICIES}}
+    policies = outside.POLICIES[:2] if parts.quick else outside.POLICIES
+    found: dict[str, list[JsonValue]] = {OURS: [], **{policy: [] for policy in policies}}
     rounds = 1 if parts.quick else 3
     with running(folder, recipe_of("beside", model, POOLS["aggregated"]), parts.say) as system:
         for seed in range(rounds):
@@ -168,7 +169,7 @@ def _outside(parts: Parts, folder: Path, model: Path) -> None:
             found[OURS].append(dict(one.quantiles()))
     with outside.doors(folder, model, count, cost) as ports:
         for seed in range(rounds):
-            for policy in outside.POLICIES:
+            for policy in policies:
                 parts.say(f"{outside.NAME}, {policy}")
                 with outside.router(folder, ports, policy) as port:
                     one, _ = observe(None, folder, [port], AGGREGATED, seed, PATIENCE_S)

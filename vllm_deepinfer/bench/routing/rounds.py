@@ -13,7 +13,7 @@ from vllm_deepinfer.bench.routing.policies import OTHERS, OURS
 from vllm_deepinfer.bench.routing.system import Say, System, cpu_seconds, machine_busy, replay
 from vllm_deepinfer.bench.routing.trace import Shape, draw
 
-PATIENCE_S = 5.0
+PATIENCE_S = 2.0
 OUR_PATIENCE_S = 30.0
 """Ours must end every answer: what is open then is lost."""
 FILL_S = 2.0
