@@ -348,3 +348,30 @@ async def test_json_validates_against_the_clients_models(gateway: Gateway) -> No
     body = {"model": MODEL, "messages": HI, "tools": [WEATHER], "logprobs": True, "top_logprobs": 1}
     answer: httpx.Response = await gateway.http.post("/v1/chat/completions", json=body)
     ChatCompletion.model_validate(answer.json())
+
+
+ROUTERS = {  # as seen on the wire behind vllm-router 0.1.17
+    "logprobs": False,
+    "no_stop_trim": False,
+    "ignore_eos": False,
+    "continue_final_message": False,
+    "skip_special_tokens": True,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+    "return_hidden_states": False,
+    "include_reasoning": True,
+}
+
+
+async def test_a_request_through_vllms_router_is_served(gateway: Gateway) -> None:
+    body = {"model": MODEL, "messages": HI, "max_tokens": 3} | ROUTERS
+    answer = await gateway.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("name", sorted(ROUTERS.keys() - {"logprobs", "ignore_eos"}))
+async def test_other_values_of_the_routers_fields_are_refused(gateway: Gateway, name: str) -> None:
+    for value in (not ROUTERS[name], "x", 1):
+        body = {"model": MODEL, "messages": HI, name: value}
+        answer = await gateway.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(f"{name}: only ")

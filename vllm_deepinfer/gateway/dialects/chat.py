@@ -73,9 +73,17 @@ REFUSED = {
     "reasoning": "is not a field of this API; use reasoning_effort.",
     "text": "is not a field of this API; use response_format.",
     "output_config": "is not a field of this API; use response_format and reasoning_effort.",
-    "continue_final_message": "is not a field here; set prefix to true in the last assistant message.",
 }
-KNOWN = ENGINE_FIELDS | RECIPE_FIELDS | OWN_FIELDS | INERT_FIELDS
+FIXED = {  # vllm-router 0.1.17 adds these to every request; they say what happens here anyway
+    "no_stop_trim": (False, "stop strings are never part of the answer"),
+    "continue_final_message": (False, "set prefix to true in the last assistant message"),
+    "skip_special_tokens": (True, "control tokens are never part of the answer"),
+    "separate_reasoning": (True, "reasoning is always apart from the answer"),
+    "stream_reasoning": (True, "reasoning is streamed like the answer"),
+    "include_reasoning": (True, "turn reasoning off with thinking"),
+    "return_hidden_states": (False, "there are none to be had"),
+}
+KNOWN = ENGINE_FIELDS | RECIPE_FIELDS | OWN_FIELDS | INERT_FIELDS | frozenset(FIXED)
 
 
 # An event whose delta is text alone, and what stands before and after the text.
@@ -91,6 +99,7 @@ def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
     """Convert a request. Raises: ApiError."""
     model = card.require(body)
     refuse_unknown(body, KNOWN, REFUSED)
+    _check_fixed(body)
     for name in ("max_completion_tokens", "max_tokens"):
         check_limit(body, name, card)
     fields = EngineFields.read(body, ENGINE_FIELDS)
@@ -114,6 +123,13 @@ def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt,
     )
+
+
+def _check_fixed(body: Body) -> None:
+    for name in FIXED.keys() & body.keys():
+        only, why = FIXED[name]
+        if body[name] is not None and body[name] is not only:
+            raise ApiError(400, f"{name}: only {str(only).lower()} is possible here; {why}.", param=name)
 
 
 def _translate(body: Body, plain: Body) -> None:
