@@ -29,7 +29,6 @@ from vllm_deepinfer.bench.routing.system import (
     simulated_of,
 )
 from vllm_deepinfer.bench.routing.trace import SCALE, Shape, draw
-from vllm_deepinfer.errors import UserError
 
 SHAPE = Shape(rate=16.0, seconds=8.0)
 AGGREGATED = Shape(rate=14.0, seconds=8.0)
@@ -65,7 +64,7 @@ class Parts:
         before = len(self.figures)
         try:
             part()
-        except (OSError, RuntimeError, UserError) as error:
+        except Exception as error:
             del self.figures[before:]
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]
             self.say(f"not measured: {reason}")
