@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from vllm_deepinfer.gateway.errors import ApiError
+from vllm_deepinfer.gateway.limits import keys as module
 from vllm_deepinfer.gateway.limits.keys import PREFIX, ApiKey, KeyFileError, KeyRing, digest, new_key
 
 
@@ -90,3 +92,12 @@ def test_a_missing_key_file(tmp_path: Path) -> None:
 
 def test_digest_is_what_the_file_holds() -> None:
     assert ApiKey(name="x", sha256=digest("k")).sha256 == hashlib.sha256(b"k").hexdigest()
+
+
+def test_the_readmes_key_file_is_one(tmp_path: Path) -> None:
+    readme = Path(module.__file__).parents[1] / "README.md"
+    (block,) = re.findall(r"```yaml\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
+    file = tmp_path / "keys.yaml"
+    file.write_text(block, encoding="utf-8")
+    (key,) = KeyRing.load(file)._keys.values()
+    assert (key.name, key.requests_per_minute, key.min_priority) == ("alice", 60, -10)
