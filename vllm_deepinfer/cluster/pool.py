@@ -282,7 +282,10 @@ class PooledEngine:
             if cut is None:
                 continue
             delta = cut
-            if delta.finish_reason is FinishReason.ERROR and self._lost(live.worker):
+            # By its own word, which comes before its health does, or by its health.
+            if delta.finish_reason is FinishReason.ERROR and (
+                delta.stop_reason == LOST or self._lost(live.worker)
+            ):
                 live.emitted.extend(delta.token_ids)
                 self._move(live, delta.error or "its engine was lost")
                 if delta.token_ids:
@@ -314,7 +317,7 @@ class PooledEngine:
     def _renamed(live: _Live, delta: TokenDelta, *, finish: bool = True) -> TokenDelta:
         changes: dict[str, object] = {"request_id": live.request.request_id}
         if not finish:
-            changes |= {"finish_reason": None, "error": None}
+            changes |= {"finish_reason": None, "stop_reason": None, "error": None}
         return msgspec.structs.replace(delta, **changes)
 
     def _lost(self, worker: str) -> bool:

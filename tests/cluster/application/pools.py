@@ -32,7 +32,7 @@ def check_all(sink: Recorder, requests: list[GenerateRequest], *, aborted: set[s
             f"{request.request_id} lacks a token or has one twice"
         )
         if request.request_id not in aborted:
-            assert (final.finish_reason, final.error) == (FinishReason.LENGTH, None)
+            assert final.finish_reason is FinishReason.LENGTH, final
             assert len(tokens) == request.sampling.max_tokens
 
 

@@ -101,6 +101,21 @@ async def test_a_death_that_no_call_reports_is_seen_by_the_silence() -> None:
         assert pool.counts["calls_lost"] == 0 and pool.counts["continued"] == 1
 
 
+async def test_an_engine_that_crashes_in_a_process_that_lives_is_a_loss_as_well() -> None:
+    """Its errors come before the replica's next word on its health."""
+    async with serving(2) as (pool, serve):
+        sink = Recorder()
+        requests = [request_of([30 + at] * 20, max_tokens=200) for at in range(6)]
+        for request in requests:
+            await pool.submit(request, sink)
+        await sink.started(requests[0].request_id, 20)
+        crashed = serve.replicas[where(pool, requests[0])]
+        crashed.engine.crash()
+        await sink.ended(*(request.request_id for request in requests))
+        check_all(sink, requests)
+        assert pool.counts["continued"] > 0 and pool.counts["not_continued"] == 0
+
+
 async def test_a_death_between_the_routing_and_the_acceptance_routes_again() -> None:
     async with serving(2) as (pool, serve):
         sink, request = Recorder(), request_of([30] * 20)
