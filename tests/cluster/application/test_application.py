@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from ray.serve.handle import DeploymentHandle
 
 from tests.cluster.application.applications import free_ports, processes, running, until, written
 from tests.cluster.application.kills import Killer
@@ -74,7 +75,7 @@ def test_answers_are_the_simulated_engine_s_own_tokens(up: Running) -> None:
     """As another gateway's process would see them: token by token."""
     recipe = up.application.recipe
     answers = chained_tokens(vocabulary(ensure_checkpoint(recipe))["vocab_size"])
-    handles = {name: up.application.handle(name).options() for name in recipe.pools}
+    handles = {name: DeploymentHandle(name, recipe.name) for name in recipe.pools}
 
     async def talk() -> None:
         pools = pools_of(recipe, handles, GatewaySpec(recipe.model_dump_json(), "test"))
