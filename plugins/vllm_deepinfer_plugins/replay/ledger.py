@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_deepinfer.policy.replay import Way, decoder_start, trimmed_rows
+from vllm_deepinfer.policy.replay import Way, trimmed_rows
 
 from .counts import ReplayCounts
 from .message import Start
+from .prompt import start_behind
 
 
 @dataclass(slots=True)
@@ -116,7 +117,4 @@ class Ledger:
 
     def start_behind(self, request: Any) -> int:
         """The first position of its prompt that goes behind the last KV source."""
-        params = request.sampling_params
-        if self.rows is None or (params is not None and params.prompt_logprobs is not None):
-            return 0
-        return decoder_start(request.num_prompt_tokens, self.rows)
+        return start_behind(request.num_prompt_tokens, self.rows, request.sampling_params)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from vllm_deepinfer.policy.replay import decoder_start
-
 from ..model.truncation import Truncation
 from .message import Start
+from .prompt import start_behind
 
 NOTHING = Start()
 
@@ -32,12 +32,12 @@ class Truncations:
     depth: int
     starts: dict[str, Start] = field(default_factory=dict)
 
-    def truncation(self, batch: Any, keeps_all: set[str]) -> Truncation | None:
+    def truncation(self, batch: Any, params: Mapping[str, Any]) -> Truncation | None:
         """The step's, or None where nothing is cut: decodes never are.
 
         Args:
             batch: vLLM's InputBatch.
-            keeps_all: ids of requests whose every row is read, such as for prompt logprobs.
+            params: sampling parameters by request id.
         """
         ids = batch.req_ids
         begins = batch.num_computed_tokens_cpu[: len(ids)].astype(np.int64)
@@ -48,7 +48,7 @@ class Truncations:
         if self.rows is not None:
             prompts = batch.num_prompt_tokens[: len(ids)].tolist()
             kept[:] = [
-                0 if key in keeps_all else decoder_start(prompt, self.rows)
+                start_behind(prompt, self.rows, params.get(key))
                 for key, prompt in zip(ids, prompts, strict=True)
             ]
         bounds = np.maximum(floors, kept)

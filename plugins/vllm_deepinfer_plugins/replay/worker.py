@@ -74,11 +74,11 @@ class ReplayRunner(CPUModelRunner):
                 getattr(self.windows, move)(copy)
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        keeps_all = {key for key, request in self.requests.items() if _reads_every_row(request)}
+        params = {key: self.requests[key].sampling_params for key in self.input_batch.req_ids}
         return super()._model_forward(
             *args,
             **kwargs,
-            truncation=self.truncations.truncation(self.input_batch, keeps_all),
+            truncation=self.truncations.truncation(self.input_batch, params),
             lookback=self.truncations.lookback(self.input_batch),
         )
 
@@ -89,8 +89,3 @@ class ReplayWorker(CPUWorker):
     def init_device(self) -> None:
         super().init_device()
         ReplayRunner.adopt(self.model_runner)
-
-
-def _reads_every_row(request: Any) -> bool:
-    params = request.sampling_params
-    return params is not None and params.prompt_logprobs is not None

@@ -27,27 +27,29 @@ def batch(requests: dict[str, tuple[int, int]], ids: Any = None) -> Any:
 
 def test_each_request_in_the_order_of_the_batch() -> None:
     made = Truncations(8, rows=10, depth=0, starts={"b": Start(24, 32), "gone": Start(1, 9)})
-    found = made.truncation(batch({"a": (0, 50), "b": (24, 60), "c": (0, 5)}), set())
+    found = made.truncation(batch({"a": (0, 50), "b": (24, 60), "c": (0, 5)}), {})
     assert found is not None
     assert found.floors.tolist() == [0, 24, 0] and found.hits.tolist() == [0, 32, 0]
     assert found.kept.tolist() == [40, 50, 0]
 
 
 def test_nobody_trims_a_request_whose_every_row_is_read() -> None:
-    found = Truncations(8, 10, 0).truncation(batch({"a": (0, 50), "b": (0, 50)}), {"a"})
+    found = Truncations(8, 10, 0).truncation(
+        batch({"a": (0, 50), "b": (0, 50)}), {"a": SimpleNamespace(prompt_logprobs=0)}
+    )
     assert found is not None and found.kept.tolist() == [0, 40]
 
 
 @pytest.mark.parametrize(("computed", "cut"), [(0, True), (46, True), (47, False), (50, False)])
 def test_decodes_are_not_cut(computed: int, cut: bool) -> None:
     """A row at 47 sees 40 to 47, and 40 is the first that is there."""
-    assert (Truncations(8, 10, 0).truncation(batch({"a": (computed, 50)}), set()) is not None) == cut
+    assert (Truncations(8, 10, 0).truncation(batch({"a": (computed, 50)}), {}) is not None) == cut
 
 
 def test_without_decoder_replay_only_hits_matter() -> None:
     made = Truncations(8, None, 0, {"a": Start(24, 32)})
-    assert made.truncation(batch({"b": (0, 50)}), set()) is None
-    found = made.truncation(batch({"b": (0, 50), "a": (31, 50)}), set())
+    assert made.truncation(batch({"b": (0, 50)}), {}) is None
+    found = made.truncation(batch({"b": (0, 50), "a": (31, 50)}), {})
     assert found is not None and found.kept.tolist() == [0, 0]
 
 
@@ -62,7 +64,7 @@ def test_none_only_where_a_loop_finds_nothing_to_cut(requests: list[tuple[int, i
         row = max(computed, floor)
         bound = max(floor, kept)
         cut |= row < hit or row < kept or (bound > 0 and row - window + 1 < bound)
-    found = Truncations(window, rows, 0, starts).truncation(batch(given_), set())
+    found = Truncations(window, rows, 0, starts).truncation(batch(given_), {})
     assert (found is not None) == cut
 
 
