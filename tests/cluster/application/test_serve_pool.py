@@ -431,6 +431,21 @@ async def test_scaled_to_zero_and_back() -> None:
         check_all(sink, [request])
 
 
+async def test_a_gateway_that_starts_while_the_pool_is_at_zero_wakes_it() -> None:
+    """It could not say what it serves, and no request would come to wake the pool."""
+    serve = FakeServe()
+    pool = pool_on(serve, may_be_empty=True)
+    starting = asyncio.ensure_future(pool.start())
+    await eventually(lambda: bool(serve.handles) and serve.handles[0].waiting == 1)
+    replica = await serve.add()
+    await asyncio.wait_for(starting, 5)
+    assert pool.info.max_model_len == CONFIG.max_model_len
+    await eventually(lambda: replica.ongoing == 0 and serve.handles[0].waiting == 0)
+    assert len((await collect(pool, request_of([30] * 20))).token_ids) == 16
+    await pool.close()
+    await serve.close()
+
+
 async def test_a_pool_that_may_not_be_empty_is_dead_without_replicas() -> None:
     async with serving(1) as (pool, serve):
         await serve.retire(serve.listed[0])

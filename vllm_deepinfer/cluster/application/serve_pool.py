@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 JOIN_AGAIN_S = 1.0
 """Until a replica that did not answer, and that Serve still lists, is connected to again."""
 
+WAKE_S = 1.0
+"""Until a pool that may be empty is taken to be."""
 PAUSE_S = 0.05
 """Between two attempts to place a request that nobody could take."""
 
@@ -120,12 +122,20 @@ class ServePool(PooledEngine):
         self.view.changed = self._membership
         self._handle._init(_run_router_in_separate_loop=False)  # the router and this pool share a loop
         await super().start()
-        deadline = asyncio.get_running_loop().time() + self._start_s
-        while not self._workers:
-            if asyncio.get_running_loop().time() > deadline:
-                await self.close()
-                raise EngineDead(f"no replica of pool {self.name} answered within {self._start_s:g} s.")
-            await asyncio.sleep(0.05)
+        began, waking = self._now(), None
+        try:
+            while not self._workers:
+                waited = self._now() - began
+                if waited > self._start_s:
+                    await self.close()
+                    raise EngineDead(f"no replica of pool {self.name} answered within {self._start_s:g} s.")
+                if waking is None and self._may_be_empty and not self.view.wanted and waited > WAKE_S:
+                    # Scaled to zero: a call that waits lets Serve start one, and that one says what it is.
+                    waking = self._handle.lease.remote(Ticket(f"{self._gateway}/0", prompt_tokens=1))
+                await asyncio.sleep(0.05)
+        finally:
+            if waking is not None:
+                waking.cancel()
 
     def health(self) -> Health:
         """See `PooledEngine.health`; a pool that scales to zero is READY without a replica."""
@@ -183,6 +193,8 @@ class ServePool(PooledEngine):
         self.view.members = {name: one for name, one in self._members.items() if name in wanted}
 
     async def _join(self, name: str, metadata: Mapping[str, Any]) -> None:
+        bound = AttentionBound(**metadata["cost"]["attention"])
+        cost = StepCost(**{**metadata["cost"], "attention": bound})
         engine = RemoteEngine(metadata["address"], self._keys)
         try:
             await engine.start()
@@ -198,8 +210,6 @@ class ServePool(PooledEngine):
         finally:
             if self._joins.get(name) is asyncio.current_task():
                 del self._joins[name]
-        bound = AttentionBound(**metadata["cost"]["attention"])
-        cost = StepCost(**{**metadata["cost"], "attention": bound})
         self._members[name] = Member(engine, cost, metadata["most_active"])
         self._membership()
 
