@@ -83,7 +83,7 @@ def test_ctrl_c_ends_it_in_good_order(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         assert httpx.post(url, json=body, timeout=30, trust_env=False).status_code == 200
         family = [one.pid for one in psutil.Process(process.pid).children(recursive=True)]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
         assert process.wait(60) == 0 and "Traceback" not in rest and "stopping" in rest
         until(lambda: not [pid for pid in family if psutil.pid_exists(pid)], 20)

@@ -86,7 +86,8 @@ class Application:
         os.environ.setdefault("RAY_SERVE_USE_COMPACT_SCHEDULING_STRATEGY", "0")
         self._say("starting Ray" if self.local else f"joining Ray at {self.recipe.ray.address}")
         self._connected = not ray.is_initialized()
-        self._connect()
+        with kept_handlers():
+            self._connect()
         # Gateways listen themselves; Serve's proxies would cost 20 to 40 times as much per token.
         serve.start(proxy_location="Disabled")
         options: dict[str, Any] = {} if self._router is None else {"router": self._router}
@@ -190,6 +191,18 @@ class Application:
 
 def _first(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+@contextlib.contextmanager
+def kept_handlers() -> Iterator[None]:
+    """Ray takes SIGTERM for itself when it connects, and then dies of it; afterwards it is ours again."""
+    mine = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if mine else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
