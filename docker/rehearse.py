@@ -71,7 +71,7 @@ class Image:
             case "USER":
                 self.user = int(words[0])
                 self.env["HOME"] = "/home/deepinfer"
-            case "FROM" | "EXPOSE" | "VOLUME" | "HEALTHCHECK" | "ENTRYPOINT" | "CMD":
+            case "FROM" | "LABEL" | "EXPOSE" | "VOLUME" | "HEALTHCHECK" | "ENTRYPOINT" | "CMD":
                 pass
             case other:
                 raise SystemExit(f"{other} on line {command.start_line} is nothing that this can rehearse.")

@@ -87,7 +87,7 @@ def test_prometheus_scrapes_it_and_answers_every_query(endpoint: str, tmp_path: 
     ]
     with subprocess.Popen(["prometheus", *options, "--log.level=error"]) as server:
         try:
-            until(lambda: answers(address, "count(deepinfer_pool_replicas)"), timeout_s=30, every_s=0.5)
+            until(lambda: bool(answers(address, "count(deepinfer_pool_replicas)")), timeout_s=30, every_s=0.5)
             time.sleep(4)  # rates need a few scrapes
             silent = [query.expression for query in QUERIES if not answers(address, plain(query))]
         finally:
