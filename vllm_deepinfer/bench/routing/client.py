@@ -17,6 +17,7 @@ from typing import cast
 
 import msgspec
 
+from vllm_deepinfer.bench.gateway.lines import go_first
 from vllm_deepinfer.bench.routing.trace import Arrival
 from vllm_deepinfer.bench.routing.words import expected_words, prompt_of, words_of
 
@@ -201,5 +202,6 @@ async def main(plan: Path, result: Path) -> None:
 if __name__ == "__main__":
     import uvloop
 
+    go_first(3)  # a client that waits for a core measures that
     uvloop.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
     print("ready", flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_deepinfer.bench.gateway.doors import ROUTER, ROUTER_VERSION, find_router
 from vllm_deepinfer.bench.gateway.processes import Child, free_port
-from vllm_deepinfer.bench.routing.system import module, simulated_of
+from vllm_deepinfer.bench.routing.system import go_first, module, simulated_of
 from vllm_deepinfer.policy.step_cost import StepCost
 
 POLICIES = ("power_of_two", "cache_aware", "round_robin")
@@ -34,6 +34,7 @@ def doors(folder: Path, model: Path, count: int, cost: StepCost) -> Iterator[lis
         ]
         for child, port in zip(children, ports, strict=True):
             child.wait_for(f"http://127.0.0.1:{port}/health")
+            go_first(child.pid, 2)
         yield ports
 
 
@@ -46,4 +47,5 @@ def router(folder: Path, ports: list[int], policy: str) -> Iterator[int]:
     command += [f"http://127.0.0.1:{door}" for door in ports]
     with Child(command, None, folder / f"router-{policy}.log") as child:
         child.wait_for(f"http://127.0.0.1:{port}/health")
+        go_first(child.pid, 1)
         yield port

@@ -163,6 +163,7 @@ def _outside(parts: Parts, folder: Path, model: Path) -> None:
     found: dict[str, list[JsonValue]] = {OURS: [], **{policy: [] for policy in policies}}
     rounds = 1 if parts.quick else 3
     with running(folder, recipe_of("beside", model, POOLS["aggregated"]), parts.say) as system:
+        system.go_first()
         for seed in range(rounds):
             one, _ = observe(system, folder, system.ports, AGGREGATED, seed, PATIENCE_S)
             found[OURS].append(dict(one.quantiles()))

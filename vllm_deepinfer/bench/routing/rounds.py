@@ -46,6 +46,7 @@ class Results:
 def compare(system: System, folder: Path, shape: Shape, rounds: int, say: Say) -> Results:
     """Every policy over every round's trace."""
     results = Results({name: [] for name in (OURS, *OTHERS)}, {name: [] for name in (OURS, *OTHERS)})
+    system.go_first()
     for number in range(rounds):
         order = [OURS, *OTHERS]
         Random(number).shuffle(order)

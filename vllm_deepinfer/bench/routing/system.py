@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -109,6 +109,12 @@ class System:
         """Route by this policy from the next request on."""
         set_policy(self._folder, policy)
 
+    def go_first(self) -> None:
+        """The gateways before everything else, and before them the replicas: an engine waits for nobody."""
+        for deployment, priority in (("gateway", 1), *((role, 2) for role in self.roles)):
+            for pid in self.pids(deployment):
+                go_first(pid, priority)
+
     def pids(self, deployment: str) -> list[int]:
         """Processes of a deployment's replicas."""
         return find_processes(f"ServeReplica:{self._application.recipe.name}:{deployment}")
@@ -173,6 +179,17 @@ def find_processes(title: str) -> list[int]:
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process since it started, to the nanosecond."""
     return time.clock_gettime((~pid << 3) | SCHEDULED)
+
+
+def go_first(pid: int, priority: int) -> None:
+    """Let all threads of a process run whenever they have work, before those of a lower priority.
+
+    What shares this machine's cores stands for as many machines. Without the right to it nothing changes, for
+    any of the policies that are compared.
+    """
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # not allowed, or it has just ended
+            os.sched_setscheduler(int(task.name), os.SCHED_FIFO, os.sched_param(priority))
 
 
 def machine_busy() -> float:
