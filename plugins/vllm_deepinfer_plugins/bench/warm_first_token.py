@@ -51,7 +51,7 @@ def _write(checkpoint: Path) -> None:
 
     from .sizes import v41_options
 
-    write_checkpoint(v41_options().model_copy(update={"context_length": 32_768}), checkpoint)
+    write_checkpoint(checkpoint, v41_options().model_copy(update={"context_length": 32_768}))
 
 
 def _engine(checkpoint: Path, store: Path) -> Any:
