@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from vllm_deepinfer.bench.routing.system import (
     cpu_seconds,
     faster,
     find_processes,
+    go_first,
     machine_busy,
     make_model,
     recipe_of,
@@ -81,6 +83,16 @@ def test_all_threads_of_a_process_are_pinned() -> None:
     finally:
         for task in Path("/proc/self/task").iterdir():
             os.sched_setaffinity(int(task.name), allowed)
+
+
+def test_a_process_goes_first_where_that_is_allowed_and_else_nothing_happens() -> None:
+    with subprocess.Popen(["sleep", "30"]) as child:
+        try:
+            before = os.sched_getscheduler(child.pid)
+            go_first(child.pid, 1)
+            assert os.sched_getscheduler(child.pid) == (os.SCHED_FIFO if os.geteuid() == 0 else before)
+        finally:
+            child.kill()
 
 
 @pytest.mark.slow
