@@ -79,7 +79,7 @@ def test_everything_wrong_is_told_at_once() -> None:
         },
         transfer={"kind": "none"},
         gateway={"host": "0.0.0.0", "port": 8000, "metrics_port": 8000},
-        store={"url": "nowhere"},
+        store={"url": "nowhere:x"},
     )
     assert found == [
         "model.dtype is float16, but pools.prefill runs on CPUs, whose class computes in bfloat16 or "
@@ -115,7 +115,8 @@ def test_everything_wrong_is_told_at_once() -> None:
         "gateway.host is 0.0.0.0, which other machines reach: give gateway.api_keys, or allow_anonymous: "
         "true.",
         "store is given, but no engine uses a shared store yet: leave it out.",
-        "store.url is nowhere: write file:///folder or tcp://host:port.",
+        "store.url is nowhere:x: write a folder such as /var/lib/kv, memory:NAME, or "
+        "s3://BUCKET?endpoint=URL.",
     ]
 
 
@@ -125,7 +126,7 @@ SCALARS = (
     | st.booleans()
     | st.integers(-2, 100_000)
     | st.floats(-1, 1e6, allow_nan=False)
-    | st.sampled_from(["", "auto", "cpu", "cuda", "nixl", "x", "0", "0-3", "file:///x", "a/b", "PACK", "é\0"])
+    | st.sampled_from(["", "auto", "cpu", "cuda", "nixl", "x", "0", "0-3", "/x", "a/b", "PACK", "é\0"])
 )
 VALUES = (
     SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(st.sampled_from(["min", "max", "x"]), SCALARS)

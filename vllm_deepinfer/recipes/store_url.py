@@ -1,28 +1,57 @@
-"""Whether a store's address leads anywhere."""
+"""Whether the address of a prefix store leads anywhere; the addresses are those of `store/uri.py`.
+
+A store is looked at and not opened: opening one makes folders, or reserves shared memory.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-_REMOTE = ("tcp", "http", "https")
+FORM = "write a folder such as /var/lib/kv, memory:NAME, or s3://BUCKET?endpoint=URL"
+SHARED_MEMORY = Path("/dev/shm")
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):(?://)?")
 
 
-def unreachable(url: str, timeout_s: float) -> str | None:
-    """None when something is there, else a clause that says what is not. One attempt, at most `timeout_s`."""
+def unreachable(address: str, timeout_s: float) -> str | None:
+    """None when every tier is there, else a clause about the first that is not.
+
+    One attempt per tier, each at most `timeout_s` long.
+    """
+    for tier in address.split(","):
+        problem = _tier(tier.strip(), timeout_s)
+        if problem:
+            return problem
+    return None
+
+
+def _tier(tier: str, timeout_s: float) -> str | None:
+    place, _, query = tier.partition("?")
+    match = _SCHEME.match(place)
+    scheme, rest = (match[1], place[match.end() :]) if match else ("directory", place)
+    if not rest or scheme not in ("directory", "memory", "s3"):
+        return FORM
+    if scheme == "s3":
+        endpoint = dict(parse_qsl(query)).get("endpoint")
+        return None if endpoint is None else _server(endpoint, timeout_s)
+    if scheme == "memory":
+        return (
+            None if rest[0] == "/" or SHARED_MEMORY.is_dir() else f"there is no {SHARED_MEMORY}, name a path"
+        )
+    return _folder(Path(rest).expanduser())
+
+
+def _server(endpoint: str, timeout_s: float) -> str | None:
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        parts = urlsplit(endpoint)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError as error:
-        return f"this is no address ({error}), write file:///folder or tcp://host:port"
-    if parts.scheme == "file":
-        return _folder(Path(unquote(parts.path)))
-    if parts.scheme not in _REMOTE or not parts.hostname:
-        return "write file:///folder or tcp://host:port"
-    if port is None:
-        return "it names no port, write tcp://host:port"
+        return f"the endpoint is no address ({error}), {FORM}"
+    if not parts.hostname or port is None:
+        return f"the endpoint is no http or https address, {FORM}"
     try:
         socket.create_connection((parts.hostname, port), timeout=timeout_s).close()
     except (OSError, UnicodeError) as error:
@@ -35,6 +64,8 @@ def unreachable(url: str, timeout_s: float) -> str | None:
 
 
 def _folder(path: Path) -> str | None:
+    if not path.is_absolute():
+        return "a relative folder is another one on each node, write it from / on"
     try:
         if not path.is_dir():
             return f"there is no folder {path}, make it first"

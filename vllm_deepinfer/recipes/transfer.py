@@ -48,7 +48,7 @@ class Store(Part):
     """The shared prefix store.
 
     Attributes:
-        url: such as file:///var/cache/deepinfer or tcp://host:port.
+        url: an address of `store/uri.py`, such as /mnt/3fs/kv, memory:NAME or s3://BUCKET.
         connect_timeout_s: `check` and `serve` give up after this.
     """
 

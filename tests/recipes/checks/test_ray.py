@@ -45,8 +45,8 @@ def test_times() -> None:
 
 def test_a_store_that_is_not_there(tmp_path: Path) -> None:
     assert faults(ALONE, check=check_store) == []
-    assert faults(ALONE, check=check_store, store={"url": tmp_path.as_uri()}) == [UNUSED]
-    url = (tmp_path / "no").as_uri()
+    assert faults(ALONE, check=check_store, store={"url": str(tmp_path)}) == [UNUSED]
+    url = str(tmp_path / "no")
     assert faults(ALONE, check=check_store, store={"url": url}) == [
         UNUSED,
         f"store.url is {url}: there is no folder {tmp_path}/no, make it first.",
