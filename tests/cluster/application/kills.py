@@ -98,8 +98,8 @@ class Killer:
                 traffic.killed[url] = time.monotonic() + STALE_S
 
     def _hang(self, pool: str, traffic: Traffic) -> None:
-        traffic.mark()
         assert self.application.handle(pool).command.remote("hang").result(timeout_s=20) is None
+        traffic.mark()  # not before: the call takes longer than a token
 
     def _node(self, traffic: Traffic) -> None:
         """A node of engines, with all its processes at once, and a new one in its place."""
