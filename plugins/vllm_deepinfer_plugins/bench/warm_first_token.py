@@ -2,8 +2,9 @@
 
     python -m vllm_deepinfer_plugins.bench.warm_first_token FOLDER ROUNDS OUT.json
 
-One engine in this process, V4.1 in the sizes of `bench model`. A round takes a new prompt: cold, it is computed
-and saved; then the engine's own prefix cache is emptied, and the same prompt with 64 more tokens comes again.
+One engine in this process, V4.1 in the sizes of `bench model`. A round takes a new prompt: cold, it is
+computed and saved; then the engine's own prefix cache is emptied, and the same prompt with 64 more tokens
+comes again.
 """
 
 from __future__ import annotations
