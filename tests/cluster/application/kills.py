@@ -39,8 +39,8 @@ STALE_S = 0.3
 
 @dataclass
 class Tally:
-    """All kills of one kind. ``recovered``: seconds until every running stream had its next token;
-    ``replaced``: until all replicas ran again."""
+    """All kills of one kind. ``recovered``: the longest that any stream waited for a token, in seconds, until
+    all replicas ran again; ``replaced``: how long that took."""
 
     kind: str
     recovered: list[float] = field(default_factory=list)
@@ -112,10 +112,10 @@ class Killer:
             raylet = node.all_processes["raylet"][0].process.pid
             homes[node] = applications.family(raylet)
         node = self._rng.choice([one for one, all_ in homes.items() if engines & {p.pid for p in all_}])
-        traffic.mark()
         for process in homes[node]:
             with contextlib.suppress(psutil.NoSuchProcess):  # it ended with its parent
                 process.kill()
+        traffic.mark()
         cluster.remove_node(node, allow_graceful=False)
         cluster.add_node(
             num_cpus=1,

@@ -48,8 +48,9 @@ class Traffic:
         ]
         self._peace: dict[int, tuple[str, int]] = {}
         self._heard: dict[int, float] = {}  # by stream: when its newest token came
-        self._marks: dict[int, float] = {}  # by stream: since when it is watched
-        self._stalls: list[float] = []
+        self._marks: set[int] = set()  # streams without a token since `mark`
+        self._since, self._longest = 0.0, 0.0
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
@@ -68,14 +69,16 @@ class Traffic:
             assert not self._thread.is_alive(), "some request never ended"
 
     def mark(self) -> None:
-        """Watch for the next token of every stream that is under way."""
-        now = time.monotonic()
-        self._stalls = []
-        self._marks = dict.fromkeys(self._heard, now)
+        """From now on, watch how long streams wait for a token."""
+        with self._lock:
+            self._since, self._longest = time.monotonic(), 0.0
+            self._marks = set(self._heard)
 
     def recovered(self) -> float | None:
-        """Seconds from `mark` until the last of the watched streams went on; None: not all of them yet."""
-        return None if self._marks else max(self._stalls, default=0.0)
+        """The longest that any stream has waited for a token since `mark`; None: one of those that were under
+        way then still waits for its first."""
+        with self._lock:
+            return None if self._marks else self._longest
 
     # In the thread
 
@@ -119,8 +122,8 @@ class Traffic:
                 self.errors.append(f"lost: {type(error).__name__} {error}"[:300])
             return False
         finally:
-            self._heard.pop(stream, None)
             self._went_on(stream)
+            self._heard.pop(stream, None)
         self.counts["answered"] += 1
         if answer != self._peace[at]:
             self.counts["wrong"] += 1
@@ -162,9 +165,12 @@ class Traffic:
         return text, tokens
 
     def _went_on(self, stream: int) -> None:
-        since = self._marks.pop(stream, None)
-        if since is not None:
-            self._stalls.append(time.monotonic() - since)
+        with self._lock:
+            now = time.monotonic()
+            if stream in self._heard:
+                self._longest = max(self._longest, now - max(self._heard[stream], self._since))
+                self._heard[stream] = now
+            self._marks.discard(stream)
 
 
 class Broken(Exception):
