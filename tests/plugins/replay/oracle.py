@@ -6,6 +6,7 @@ window KV begins and how much it adopted. `Log` writes that down; `check` comput
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from tests.plugins.model.samples import tiny
 from vllm_deepinfer.policy.replay import decoder_start
 
 BLOCK = 16
+ENGINES = bool(os.environ.get("DEEPINFER_REPLAY_ENGINES"))
 VOCAB = 1024
 ON = {"batch_invariant": True, "encoder_replay": True, "decoder_replay": True, "window_tier_mib": 0}
 
