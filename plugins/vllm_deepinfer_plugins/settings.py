@@ -34,10 +34,9 @@ class Settings(BaseModel):
             once, or a graph holds. None: 32 on a CPU, 128 elsewhere.
         step_cost_file: Where the fitted cost model is kept. None: in vLLM's cache folder.
         native_kernels: Compile the CPU's bfloat16 kernels with the machine's C compiler and use them.
-        encoder_replay: Window KV leaves the prefix cache and is computed again after a hit. None: on, unless
-            batch-invariant mode or --no-swa-bounded-replay is.
+        encoder_replay: Window KV leaves the prefix cache and is computed again after a hit. None: off.
         decoder_replay: Layers behind the last KV source compute a prompt's last rows only. None: where
-            encoder_replay is on, or there is no prefix cache.
+            encoder_replay is on, unless batch-invariant mode is.
         window_tier_mib: Host memory for window KV of prefixes that may be hit again; 0: none.
         window_tier_ttl_s: How long such window KV is kept.
     """

@@ -21,6 +21,10 @@ WORKER = "vllm_deepinfer_plugins.replay.worker.ReplayWorker"
 SCHEDULER = "vllm_deepinfer_plugins.replay.scheduler.ReplayScheduler"
 
 
+BY_DEFAULT = False
+"""Replays are opt-in until whole engines have been through the random schedules; the model is proven."""
+
+
 class ReplayError(UserError):
     """A replay was asked for that this engine cannot run."""
 
@@ -33,7 +37,7 @@ def settle(vllm_config: Any) -> None:
     """
     settings = Settings.read(vllm_config.additional_config)
     cache = vllm_config.cache_config
-    wanted = cache.swa_bounded_replay and not settings.invariant
+    wanted = BY_DEFAULT and cache.swa_bounded_replay and not settings.invariant
     encoder = _settle("encoder_replay", settings.encoder_replay, wanted, _obstacle(vllm_config))
     # Windows that a prompt's first rows never had must not come out of a prefix cache.
     cached = cache.enable_prefix_caching and not encoder
@@ -41,7 +45,7 @@ def settle(vllm_config: Any) -> None:
     decoder = _settle(
         "decoder_replay",
         settings.decoder_replay,
-        wanted and not cached,
+        (wanted or (encoder and not settings.invariant)) and not cached,
         _worker_obstacle(vllm_config) or (stale if cached else None),
     )
     if encoder or decoder:

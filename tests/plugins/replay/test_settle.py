@@ -39,8 +39,14 @@ def settled(given: Any) -> tuple[bool, bool]:
     return part["encoder_replay"], part["decoder_replay"]
 
 
-def test_both_by_default_with_worker_and_scheduler() -> None:
+def test_neither_by_default() -> None:
     given = config()
+    assert settled(given) == (False, False)
+    assert given.parallel_config.worker_cls == "auto" and given.scheduler_config.scheduler_cls is None
+
+
+def test_both_when_asked_with_worker_and_scheduler() -> None:
+    given = config(encoder_replay=True)
     assert settled(given) == (True, True)
     assert given.parallel_config.worker_cls == WORKER
     assert given.scheduler_config.scheduler_cls == SCHEDULER
@@ -63,9 +69,9 @@ def test_other_settings_stay() -> None:
         (config(batch_invariant=True, encoder_replay=True, decoder_replay=True), (True, True)),
         (config(swa=False), (False, False)),
         (config(encoder_replay=False), (False, False)),
-        (config(encoder_replay=False, caching=False), (False, True)),
-        (config(encoder_replay=False, caching=False, decoder_replay=False), (False, False)),
-        (config(decoder_replay=False), (True, False)),
+        (config(encoder_replay=False, caching=False, decoder_replay=True), (False, True)),
+        (config(encoder_replay=False, caching=False), (False, False)),
+        (config(encoder_replay=True, decoder_replay=False), (True, False)),
     ],
 )
 def test_what_follows_from_what(given: Any, wanted: tuple[bool, bool]) -> None:
@@ -80,14 +86,16 @@ def test_without_replays_vllm_s_own_classes_stay() -> None:
 
 def test_the_time_budget_scheduler_is_one_of_ours() -> None:
     name = "vllm_deepinfer_plugins.scheduler.TimeBudgetScheduler"
-    given = config(scheduler=name)
+    given = config(scheduler=name, encoder_replay=True)
     assert settled(given) == (True, True) and given.scheduler_config.scheduler_cls == name
     assert given.scheduler_config.get_scheduler_cls() is TimeBudgetScheduler
 
 
-def test_a_foreign_scheduler_or_worker_costs_the_replays(
-    caplog: pytest.LogCaptureFixture,
+def test_where_they_are_the_default_a_foreign_scheduler_or_worker_costs_them(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "BY_DEFAULT", True)
+    assert settled(config()) == (True, True)
     assert settled(config(scheduler=STOCK)) == (False, False)
     assert "encoder_replay is off: --scheduler-cls is " + STOCK in caplog.text
     caplog.clear()
