@@ -38,6 +38,7 @@ class Runner:
         self.prompts = prompts
         self._output = output
         self._end_of_reasoning = prompts.vocabulary.control_ids["</think>"]
+        self._markup = prompts.vocabulary.control_ids["｜DSML｜"]
         self._max_prompt_tokens = max_prompt_tokens
 
     async def encode(self, prompt: RenderedPrompt) -> list[int]:
@@ -110,5 +111,6 @@ class Runner:
             prompt_tokens=prompt_tokens,
             exact=prepared.exact,
             end_of_reasoning=self._end_of_reasoning,
+            markup=self._markup,
             detokenizer=None if prepared.sampling.logprobs is not None else self.prompts.stream_detokenizer(),
         )

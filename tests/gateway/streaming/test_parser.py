@@ -10,7 +10,6 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -389,8 +388,23 @@ def test_reasoning_is_counted_by_its_tokens(
     thought: list[int], said: list[int], ends: bool, own: bool
 ) -> None:
     """Any tokens, also those whose text the recipe's parser holds back, and then counts twice."""
-    request, _, converted = convert("chat", V41)
     end = ids_of("</think>")[0]
+    assert _reasoning_tokens([*thought, end, *said] if ends else thought, own) == len(thought)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_tool_tag_ends_the_reasoning(own: bool) -> None:
+    """Equal tokens in a row, which the recipe may miss, and a tag, whose "<" it holds back."""
+    thought = ids_of("well, well, a a a a call")
+    call = '<｜DSML｜ tool_calls>\n<｜DSML｜ invoke name="f">\n</｜DSML｜ invoke>\n</｜DSML｜ tool_calls>'
+    assert _reasoning_tokens([*thought, *ids_of(call)], own) == len(thought)
+    # a tag's token in prose is no tag: the reasoning goes on behind it
+    prose = [*thought, *ids_of("<｜DSML｜ is what a tag begins with"), *thought]
+    assert _reasoning_tokens(prose, own) > len(thought) + 2
+
+
+def _reasoning_tokens(ids: list[int], own: bool) -> int:
+    request, _, converted = convert("chat", V41)
     parser = OutputParser(
         request.chunk_generator(converted, "id", "m"),
         converted.parsing_options,
@@ -398,20 +412,17 @@ def test_reasoning_is_counted_by_its_tokens(
         eos_token_ids=[EOS],
         prompt_tokens=1,
         exact=False,
-        end_of_reasoning=end,
+        end_of_reasoning=ids_of("</think>")[0],
+        markup=ids_of("｜DSML｜")[0],
         detokenizer=PROMPTS.stream_detokenizer() if own else None,
     )
     encoder = ChatEncoder(True)
-    for token in [*thought, end, *said] if ends else thought:
+    for token in ids:
         encoder.encode(0, parser.feed(TokenDelta("r", [token])), parser)
     encoder.encode(0, parser.feed(TokenDelta("r", (), FinishReason.STOP)), parser)
     usage = json.loads(encoder.finish().split(b"\n")[0].removeprefix(b"data: "))["usage"]
-    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
-    assert reasoning <= len(thought)
-    text = PROMPTS.decode(thought)
-    repeats = any(a == b for a, b in pairwise(thought))  # of which the recipe may miss one
-    if "<" not in text and not text.startswith("\n") and "\ufffd" not in text and not repeats:
-        assert reasoning == len(thought)
+    counted: int = usage["completion_tokens_details"]["reasoning_tokens"]
+    return counted
 
 
 def test_a_failure_without_tokens_begins_no_answer() -> None:

@@ -36,6 +36,10 @@ Generator: TypeAlias = ChatCompletionChunkGenerator | ResponsesChunkGenerator | 
 _REASONS = {FinishReason.STOP: InferenceFinishReason.Stop, FinishReason.LENGTH: InferenceFinishReason.Length}
 
 
+HELD_TWICE = 2
+"""Tokens by which the processor may count too many: those whose text it held back at the tag."""
+
+
 @lru_cache(maxsize=16)
 def _shared_set(ids: tuple[int, ...]) -> frozenset[int]:
     return frozenset(ids)
@@ -53,6 +57,7 @@ class OutputParser:
         exact: feed token by token, so that text, counts and logprobs stop at the same token. Needed with stop
             strings or logprobs; else a delta of several tokens makes one chunk.
         end_of_reasoning: id of the token that ends the reasoning, for counting what came before it.
+        markup: id of the token in every tool tag; with tools it ends the reasoning as well.
         detokenizer: decodes token ids in half the time; not with logprobs, which the processor has to decode.
         fingerprint: `system_fingerprint` of the answer.
 
@@ -62,7 +67,7 @@ class OutputParser:
     """
 
     __slots__ = (
-        "_calls_tools",
+        "_before_markup",
         "_detokenizer",
         "_end_of_reasoning",
         "_eos",
@@ -70,6 +75,7 @@ class OutputParser:
         "_fingerprint",
         "_held",
         "_json_of",
+        "_markup",
         "_processor",
         "_prompt_tokens",
         "_reasoning",
@@ -96,6 +102,7 @@ class OutputParser:
         prompt_tokens: int,
         exact: bool,
         end_of_reasoning: int | None = None,
+        markup: int | None = None,
         detokenizer: StreamDetokenizer | None = None,
         fingerprint: str | None = None,
     ) -> None:
@@ -103,13 +110,14 @@ class OutputParser:
         self._eos = _shared_set(tuple(eos_token_ids))
         self._prompt_tokens = prompt_tokens
         self._exact = exact
-        self._calls_tools = options.parse_tool_calls
         self._detokenizer = detokenizer
         self._end_of_reasoning = end_of_reasoning
         stage = options.thinking_initial_stage
         reasons = stage is not None and stage.starts_in_reasoning()
         self._reasons = end_of_reasoning is not None and reasons
         self._reasoning = 0  # tokens before the end of the reasoning
+        self._markup = markup if options.parse_tool_calls else None
+        self._before_markup: int | None = None  # of these, how many came before the first tool tag
         self._held = 0  # tokens whose text is not whole characters yet
         self.fed: bytes | None = b""  # JSON text fed since something came out; None: not all of it is text
         self.steady = False  # whether just that came out, so that nothing is held back
@@ -182,13 +190,17 @@ class OutputParser:
     def reasoning_tokens(self, counted: int) -> int:
         """Tokens of reasoning, given what the processor has counted.
 
-        The one of tokens before `end_of_reasoning` is right unless a tool call ended the reasoning; the
-        processor's takes a token twice whose text it held back for a while, and may miss equal ones in a row.
+        The processor's count takes a token twice whose text it held back for a while, and may miss equal ones
+        in a row. So the tokens before `end_of_reasoning`, or before the tag that opens a tool call, are
+        counted here; unless the processor went on with the reasoning after that tag, which then was none.
         """
         counted += self.skipped_reasoning
         if self._end_of_reasoning is None:
             return counted
-        return min(counted, self._reasoning) if self._calls_tools else self._reasoning
+        if self._before_markup is None:
+            return self._reasoning
+        went_on = counted > self._before_markup + HELD_TWICE
+        return min(counted, self._reasoning) if went_on else self._before_markup
 
     def _begin(self, cached_tokens: int) -> list[Chunk]:
         self._started = True
@@ -235,6 +247,8 @@ class OutputParser:
             if token == self._end_of_reasoning:
                 self._reasons = False
                 return
+            if token == self._markup and self._before_markup is None:
+                self._before_markup = max(self._reasoning - 1, 0)  # the "<" in front of it is the tag's
             self._reasoning += 1
 
 
