@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,7 @@ class RowResiduals:
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[tuple[int, float]]] = {}
+        self._summaries: dict[int, tuple[float, float]] = {}
         self._rows: Vector = np.zeros(0)
         self._relative: Vector = np.zeros(0)
 
@@ -69,8 +71,10 @@ class RowResiduals:
         if rows < 1 or not (0 < predicted < math.inf and 0 < seconds < math.inf):
             return
         bucket = rows if rows <= self.EXACT else self.EXACT + int(16 * math.log2(rows / self.EXACT))
-        self._seen.setdefault(bucket, deque(maxlen=self.LAST)).append((rows, seconds / predicted - 1))
-        table = sorted(self._summary(seen) for seen in self._seen.values())
+        seen = self._seen.setdefault(bucket, deque(maxlen=self.LAST))
+        seen.append((rows, seconds / predicted - 1))
+        self._summaries[bucket] = self._summary(seen)
+        table = sorted(self._summaries.values())
         self._rows, self._relative = (np.array(column) for column in zip(*table, strict=True))
 
     def at(self, rows: Vector) -> Vector:
@@ -83,7 +87,7 @@ class RowResiduals:
         rows, relative = zip(*seen, strict=True)
         low, high = self.BOUNDS
         trust = len(seen) / (len(seen) + self.DOUBT)
-        return float(np.mean(rows)), min(max(float(np.median(relative)) * trust, low), high)
+        return sum(rows) / len(rows), min(max(median(relative) * trust, low), high)
 
 
 @dataclass(frozen=True, slots=True)
