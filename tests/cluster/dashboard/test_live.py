@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.application.applications import free_ports, running, until
 from tests.cluster.dashboard.queries_of import grouped, plain, queries, selectors
+from tests.cluster.dashboard.series import series_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
@@ -37,15 +37,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def read(url: str) -> dict[str, list[set[str]]]:
-    """Sample name → the label names of its series; a family without series counts under all its names."""
-    found: dict[str, list[set[str]]] = {}
-    for family in text_string_to_metric_families(httpx.get(url, timeout=30).text):
-        for suffix in ("", "_total", "_bucket", "_sum", "_count"):
-            if not family.samples:
-                found.setdefault(family.name + suffix, [])
-        for sample in family.samples:
-            found.setdefault(sample.name, []).append(set(sample.labels))
-    return found
+    """The endpoint's series."""
+    return series_of(httpx.get(url, timeout=30).text)
 
 
 def test_every_metric_and_label_of_the_dashboard_is_at_the_endpoint(endpoint: str) -> None:
