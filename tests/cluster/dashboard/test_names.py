@@ -46,7 +46,7 @@ class Handle:
 @pytest.fixture
 def series(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[set[str]]]:
     record = SimpleNamespace(target=2, ups=1, downs=0)
-    monkeypatch.setattr(endpoint.decisions, "read", lambda application, pool: record)
+    monkeypatch.setattr("vllm_deepinfer.cluster.application.decisions.read", lambda application, pool: record)
     text = gateway_text()
     monkeypatch.setattr(httpx, "get", lambda url, timeout: SimpleNamespace(text=text))
     handles = {name: Handle() for name in POOLS}
