@@ -38,7 +38,7 @@ def measure(folder: Path, objects: int, rounds: int) -> list[MemoryRound]:
     source = np.random.default_rng(0).integers(0, 256, objects * MIB, dtype=np.uint8)
     target = np.zeros(objects * MIB, dtype=np.uint8)
     for i, key in enumerate(chain):
-        backend.put(Item(key, encode(key, _SECTIONS, [memoryview(source[i * MIB : (i + 1) * MIB])]), stamp))
+        backend.put(Item(key, encode(key, _SECTIONS, [source[i * MIB : (i + 1) * MIB].data]), stamp))
 
     def ours() -> None:
         for i, key in enumerate(chain):
