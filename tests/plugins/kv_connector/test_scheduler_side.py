@@ -19,6 +19,7 @@ from vllm_deepinfer_plugins.kv_connector.scheduler_side import SchedulerSide
 from vllm_deepinfer_plugins.kv_connector.settings import StoreSettings
 
 from tests.store.faulty import Faulty
+from vllm_deepinfer.policy.admission import Mode
 from vllm_deepinfer.store.codec import Section
 from vllm_deepinfer.store.directory import DirectoryBackend
 from vllm_deepinfer.store.keys import chain, root
@@ -97,7 +98,7 @@ def backend(tmp_path: Path) -> Faulty:
 
 def side(backend: Faulty, groups: tuple[StoredGroup, ...] = (FULL, WINDOW), **settings: Any) -> SchedulerSide:
     made = SchedulerSide(
-        StoreSettings(store="/unused", admission="always", **settings),
+        StoreSettings(store="/unused", admission=Mode.ALWAYS, **settings),
         PrefixStore(backend),
         groups,
         RUN,
