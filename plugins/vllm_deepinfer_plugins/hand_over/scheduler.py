@@ -6,6 +6,7 @@ import itertools
 import os
 import secrets
 import socket
+import time
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -39,6 +40,9 @@ class HandOverScheduler(NixlPullConnectorScheduler):
     """vLLM's, and more: the last position is always left to the decode engine, holds have numbers and can be
     released, and what ends is told.
 
+    An engine with holds or fetches and nothing to compute steps all the time, to see what has arrived; the
+    setting ``idle_poll_s`` is the pause between two such steps, beside vLLM's millisecond.
+
     Attributes:
         stats: events since they were last taken.
     """
@@ -48,6 +52,9 @@ class HandOverScheduler(NixlPullConnectorScheduler):
         if PORT not in os.environ:
             self.side_channel_port = _free_port(self.side_channel_host)
         self.stats = HandOverStats()
+        settings = vllm_config.kv_transfer_config
+        assert settings is not None
+        self._idle_poll_s = float(settings.get_from_extra_config("idle_poll_s", 0.0))
         self._numbers = itertools.count(
             secrets.randbits(48) + 1
         )  # those of an earlier engine never come again
@@ -103,6 +110,9 @@ class HandOverScheduler(NixlPullConnectorScheduler):
         metadata.checks = checks
         metadata.pledges, self._new_pledges = self._new_pledges, {}
         metadata.released, self._to_release = self._to_release, set()
+        news = metadata.reqs_to_recv or metadata.reqs_to_send or metadata.released
+        if not scheduler_output.total_num_scheduled_tokens and not news:
+            time.sleep(self._idle_poll_s)
         return metadata
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:

@@ -18,7 +18,8 @@ def transfer_config(
         role: what the engine does; "both" for either.
         lease_s: how long KV is held for a decode engine that never asks.
         fetch_timeout_s: after that a fetch is stopped and the prompt computed.
-        cpu: the KV lies in main memory; NIXL then starts no threads, which would spin against the engine's.
+        cpu: the KV lies in main memory; NIXL then starts no threads, and an idle engine looks for news every
+            few milliseconds only: both would spin against the engines' own threads.
     """
     extra: dict[str, Any] = {"kv_lease_duration": lease_s, "fetch_timeout_s": fetch_timeout_s}
     config: dict[str, Any] = {
@@ -30,5 +31,5 @@ def transfer_config(
     }
     if cpu:
         config["kv_buffer_device"] = "cpu"
-        extra["num_threads"] = 0
+        extra |= {"num_threads": 0, "idle_poll_s": 0.004}
     return config

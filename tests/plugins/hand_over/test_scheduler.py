@@ -41,7 +41,7 @@ def scheduler_of(lookahead: int = 0) -> Any:
 class Blocks:
     """Two groups; nothing is cached."""
 
-    blocks = ([], [])
+    blocks: Any = ([], [])
 
     def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
         return [[1, 2], [3]]
@@ -71,8 +71,8 @@ def kept(scheduler: Any, name: str = "a") -> tuple[Any, dict[str, Any]]:
     return request, params
 
 
-def meta(scheduler: Any) -> Any:
-    return scheduler.build_connector_meta(SimpleNamespace())
+def meta(scheduler: Any, tokens: int = 0) -> Any:
+    return scheduler.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=tokens))
 
 
 def test_the_last_position_is_left_to_the_decode_engine() -> None:
@@ -168,3 +168,16 @@ def test_the_port_is_a_free_one_unless_it_is_said(monkeypatch: pytest.MonkeyPatc
     assert 1024 <= first.side_channel_port != second.side_channel_port
     monkeypatch.setenv(scheduler_module.PORT, "45678")
     assert scheduler_of().side_channel_port == 45678
+
+
+def test_only_steps_without_work_or_news_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(scheduler_module.time, "sleep", pauses.append)
+    scheduler = scheduler_of()
+    scheduler._idle_poll_s = 0.5
+    meta(scheduler, tokens=7)
+    kept(scheduler)
+    meta(scheduler)  # the hold is news
+    assert pauses == []
+    meta(scheduler)
+    assert pauses == [0.5]

@@ -23,7 +23,8 @@ def test_vllm_takes_them(role: Any, theirs: str) -> None:
 
 def test_a_cpu_starts_no_threads() -> None:
     made = settings.transfer_config("both", cpu=True)
-    assert made["kv_buffer_device"] == "cpu" and made["kv_connector_extra_config"]["num_threads"] == 0
+    extra = made["kv_connector_extra_config"]
+    assert (made["kv_buffer_device"], extra["num_threads"], extra["idle_poll_s"]) == ("cpu", 0, 0.004)
     other = settings.transfer_config("both")
     assert "kv_buffer_device" not in other and "num_threads" not in other["kv_connector_extra_config"]
 

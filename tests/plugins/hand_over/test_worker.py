@@ -66,14 +66,20 @@ class Worker(worker_module.HandOverWorker):  # type: ignore[misc, name-defined]
         self._board = pledges.PledgeBoard()
         self._landing = np.zeros(8, dtype=np.uint64)
         self._free_landings = list(range(8))
-        self._expected, self._checks, self._since = {}, {}, {}
-        self._stuck, self._released = set(), set()
-        self._recving_metadata, self._recving_transfers = {}, {}
-        self._recv_failures, self._failed_remote_engines = set(), set()
-        self._failed_recv_reqs = queue.Queue()
-        self._reqs_to_send, self._reqs_to_process = {}, set()
-        self.consumer_notification_counts_by_req = defaultdict(int)
-        self.expected_consumer_notifications_by_req = {}
+        self._expected: Any = {}
+        self._checks: Any = {}
+        self._since: Any = {}
+        self._stuck: Any = set()
+        self._released: Any = set()
+        self._recving_metadata: Any = {}
+        self._recving_transfers: Any = {}
+        self._recv_failures: Any = set()
+        self._failed_remote_engines: Any = set()
+        self._failed_recv_reqs: Any = queue.Queue()
+        self._reqs_to_send: Any = {}
+        self._reqs_to_process: Any = set()
+        self.consumer_notification_counts_by_req: Any = defaultdict(int)
+        self.expected_consumer_notifications_by_req: Any = {}
         self.tp_mappings = {"p": SimpleNamespace(all_source_ranks=[0])}
         self._remote_agents = {"p": {(0, 0): "peer"}}
         self.failures: list[str] = []
