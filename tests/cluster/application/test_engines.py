@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_deepinfer.cluster.application import engines, slots
+from vllm_deepinfer.cluster.application import engines
 from vllm_deepinfer.cluster.application.specs import ReplicaSpec
 from vllm_deepinfer.engine.simulated import SimulatedEngine, chained_tokens
 from vllm_deepinfer.recipes.schema import Recipe
@@ -53,7 +53,7 @@ def test_what_the_application_decides_overrules_the_recipe() -> None:
 
 
 def test_replicas_of_a_node_take_the_cores_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(slots.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     found = spec(pool={"cpu_binds": ("0", "1"), "kv_gib": 0.25, "env": {"X": "y"}})
     made = [engines._environment(found) for _ in range(3)]
     assert [one["VLLM_CPU_OMP_THREADS_BIND"] for one in made] == ["0", "1", "0"]
@@ -63,7 +63,7 @@ def test_replicas_of_a_node_take_the_cores_in_turn(monkeypatch: pytest.MonkeyPat
 
 def test_pools_of_a_node_never_share_a_nixl_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One series for prefill and decode (Ray issue 60057)."""
-    monkeypatch.setattr(slots.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     transfer = {"kind": "nixl", "nixl": {"side_channel_base_port": 7000}}
     ports = [
         engines._environment(spec(transfer=transfer, pool={"role": role}))["VLLM_NIXL_SIDE_CHANNEL_PORT"]

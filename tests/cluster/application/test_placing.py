@@ -70,8 +70,8 @@ def test_groups_that_wait_are_counted_by_pool(monkeypatch: pytest.MonkeyPatch) -
     )
     states = [("app#one#x", "CREATED"), ("app#one#y", "PENDING"), ("app#two#g", "CREATED")]
     table = {str(at): {"name": name, "state": state} for at, (name, state) in enumerate(states)}
-    monkeypatch.setattr(placing.ray.util, "placement_group_table", lambda: table)
-    monkeypatch.setattr(placing.ray_state, "actors", dict)
+    monkeypatch.setattr("ray.util.placement_group_table", lambda: table)
+    monkeypatch.setattr("vllm_deepinfer.cluster.application.placing.ray_state.actors", dict)
     assert placing.unplaced_pools("app", recipe) == ["one", "two"], "of two groups one each"
     table["1"]["state"] = "CREATED"
     assert placing.unplaced_pools("app", recipe) == ["two"]
@@ -90,8 +90,8 @@ def test_replicas_without_groups_are_placed_when_their_actors_live(monkeypatch: 
         "1": {"Name": "SERVE_REPLICA::app#main#a", "State": "ALIVE"},
         "2": {"Name": "SERVE_REPLICA::app#main#b", "State": "PENDING_CREATION"},
     }
-    monkeypatch.setattr(placing.ray.util, "placement_group_table", dict)
-    monkeypatch.setattr(placing.ray_state, "actors", lambda: actors)
+    monkeypatch.setattr("ray.util.placement_group_table", dict)
+    monkeypatch.setattr("vllm_deepinfer.cluster.application.placing.ray_state.actors", lambda: actors)
     assert placing.unplaced_pools("app", recipe) == ["main"]
     actors["2"]["State"] = "ALIVE"
     assert placing.unplaced_pools("app", recipe) == []

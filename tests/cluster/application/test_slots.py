@@ -24,7 +24,7 @@ slots.release_slots()
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    monkeypatch.setattr(slots.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(slots, "_held", {})
     yield tmp_path / f"vllm-deepinfer-{os.getuid()}"
     slots.release_slots()

@@ -106,7 +106,7 @@ class Schedule:
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    small = {"num_gpu_blocks_override": 150, "max_model_len": 512, "max_num_batched_tokens": 128}
+    small: Any = {"num_gpu_blocks_override": 150, "max_model_len": 512, "max_num_batched_tokens": 128}
     with engine(tmp_path_factory.mktemp("checkpoint"), **small) as made:
         yield made
 

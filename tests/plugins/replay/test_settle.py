@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.platforms import current_platform
 from vllm_deepinfer_plugins.replay import settle as module
 from vllm_deepinfer_plugins.replay.scheduler import ReplayScheduler
 from vllm_deepinfer_plugins.replay.settle import SCHEDULER, WORKER, ReplayError, settle
@@ -118,7 +119,7 @@ def test_what_was_asked_for_and_cannot_be(given: Any, sentence: str) -> None:
 
 
 def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.current_platform, "is_cpu", lambda: False, raising=False)
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False, raising=False)
     assert settled(config()) == (False, False)
     with pytest.raises(ReplayError, match="on CPUs"):
         settle(config(encoder_replay=True))

@@ -107,7 +107,8 @@ def why_unplaced(name: str, pool: Pool, waited_s: float, nodes: list[Mapping[str
 def _free_by_node() -> Mapping[str, Mapping[str, float]]:
     from ray._private.state import available_resources_per_node
 
-    return available_resources_per_node()
+    found: Mapping[str, Mapping[str, float]] = available_resources_per_node()
+    return found
 
 
 def _amount(key: str, amount: float, *, bare: bool = False) -> str:
