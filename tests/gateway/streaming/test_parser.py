@@ -398,9 +398,6 @@ def test_a_tool_tag_ends_the_reasoning(own: bool) -> None:
     thought = ids_of("well, well, a a a a call")
     call = '<｜DSML｜ tool_calls>\n<｜DSML｜ invoke name="f">\n</｜DSML｜ invoke>\n</｜DSML｜ tool_calls>'
     assert _reasoning_tokens([*thought, *ids_of(call)], own) == len(thought)
-    # a tag's token in prose is no tag: the reasoning goes on behind it
-    prose = [*thought, *ids_of("<｜DSML｜ is what a tag begins with"), *thought]
-    assert _reasoning_tokens(prose, own) > len(thought) + 2
 
 
 def _reasoning_tokens(ids: list[int], own: bool) -> int:

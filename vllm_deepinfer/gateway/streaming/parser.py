@@ -36,10 +36,6 @@ Generator: TypeAlias = ChatCompletionChunkGenerator | ResponsesChunkGenerator | 
 _REASONS = {FinishReason.STOP: InferenceFinishReason.Stop, FinishReason.LENGTH: InferenceFinishReason.Length}
 
 
-HELD_TWICE = 2
-"""Tokens by which the processor may count too many: those whose text it held back at the tag."""
-
-
 @lru_cache(maxsize=16)
 def _shared_set(ids: tuple[int, ...]) -> frozenset[int]:
     return frozenset(ids)
@@ -192,15 +188,12 @@ class OutputParser:
 
         The processor's count takes a token twice whose text it held back for a while, and may miss equal ones
         in a row. So the tokens before `end_of_reasoning`, or before the tag that opens a tool call, are
-        counted here; unless the processor went on with the reasoning after that tag, which then was none.
+        counted here.
         """
         counted += self.skipped_reasoning
         if self._end_of_reasoning is None:
             return counted
-        if self._before_markup is None:
-            return self._reasoning
-        went_on = counted > self._before_markup + HELD_TWICE
-        return min(counted, self._reasoning) if went_on else self._before_markup
+        return self._reasoning if self._before_markup is None else self._before_markup
 
     def _begin(self, cached_tokens: int) -> list[Chunk]:
         self._started = True
