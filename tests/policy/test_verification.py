@@ -196,10 +196,11 @@ def test_a_jag_is_filled() -> None:
 
 
 def test_order_is_by_place_where_values_are_closer_than_a_step() -> None:
-    values = np.array([[0.5, 0.25], [0.5 + 2.0**-50, 0.25]])
-    assert in_order(values, np.ones((2, 2), np.bool_)).tolist() == [0, 1, 2, 3]
-    values[1, 0] += 2.0**-20
-    assert in_order(values, np.ones((2, 2), np.bool_)).tolist() == [1, 0, 2, 3]
+    values, places = np.array([0.5, 0.5 + 2.0**-50, 0.25, 0.25, -0.5, -7.0, -9.0]), np.arange(7)
+    assert in_order(values, places).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    values[1] += 2.0**-20
+    assert in_order(values, places).tolist() == [1, 0, 2, 3, 4, 5, 6]
+    assert in_order(values[:3], np.array([9, 4, 2])).tolist() == [4, 9, 2]
 
 
 def test_more_load_verifies_less() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from vllm_deepinfer.policy.verification import Curve, assign, survival, synchronous
 from vllm_deepinfer.policy.verification_cost import Lengths, SlotCosts, Vector
@@ -116,7 +117,7 @@ def generate(choose: Choice, seed: int) -> Lengths:
     return out[..., :3]
 
 
-def chi_square(counts: Vector, expected: Vector) -> tuple[float, float]:
+def chi_square(counts: NDArray[np.int64], expected: Vector) -> tuple[float, float]:
     """χ² and where its upper 0.003 % begins (Wilson and Hilferty)."""
     freedom = len(expected) - 1
     statistic = float(((counts - expected) ** 2 / expected).sum())
@@ -138,13 +139,15 @@ def distances(choose: Choice, seed: int) -> list[tuple[float, float]]:
     """χ² and its bound: of either request's three tokens, and of both requests' first two together."""
     tokens = generate(choose, seed)
     single = joint(ALL)
-    found = [
-        chi_square(np.bincount(code(tokens[:, r]), minlength=27), TRIALS * single) for r in range(REQUESTS)
-    ]
+    found = [chi_square(counted(code(tokens[:, r]), 27), TRIALS * single) for r in range(REQUESTS)]
     first_two = single.reshape(9, 3).sum(axis=1)
     together = code(tokens[:, 0, :2]) * 9 + code(tokens[:, 1, :2])
     pairs = np.outer(first_two, first_two).ravel()
-    return [*found, chi_square(np.bincount(together, minlength=81), TRIALS * pairs)]
+    return [*found, chi_square(counted(together, 81), TRIALS * pairs)]
+
+
+def counted(codes: Lengths, cells: int) -> Lengths:
+    return np.bincount(codes, minlength=cells).astype(np.int64)
 
 
 def code(tokens: Lengths) -> Lengths:
@@ -191,10 +194,10 @@ def first_token(choose: Callable[[Vector], int]) -> float:
 def test_appendix_a_gives_070_and_085_without_the_early_end() -> None:
     costs = SlotCosts(1 / np.array([1.0, 0.5, 0.45]), np.zeros((1, 2)))
 
-    def held(survived: Vector, slots: int) -> int:
-        return int(assign(survived, costs, slots, 0.0).sum())
+    def delayed_by(slots: int) -> Callable[[Vector], int]:
+        return lambda survived: int(assign(survived, costs, slots, 0.0).sum())
 
     assert first_token(lambda s: int(synchronous(s, costs, 1.0).sum())) == pytest.approx(0.70)
     assert first_token(lambda s: Curve.of(s, costs, 1.0).best) == pytest.approx(0.85)
     for slots in range(3):  # the delayed form: whatever number the past has led to
-        assert first_token(lambda s, n=slots: held(s, min(n, 1))) == pytest.approx(0.70)
+        assert first_token(delayed_by(slots)) == pytest.approx(0.70)

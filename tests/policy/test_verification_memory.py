@@ -77,7 +77,7 @@ def test_a_negative_delay_is_refused() -> None:
 
 
 def flat_curve(drafts: int = 4, per_draft: float = 0.2, confidence: float = 0.6) -> Curve:
-    costs = SlotCosts(1.0 + per_draft * np.arange(drafts + 1), np.zeros((1, drafts)))
+    costs = SlotCosts(1.0 + per_draft * np.arange(drafts + 1, dtype=np.float64), np.zeros((1, drafts)))
     return Curve.of(survival(np.full((1, drafts), confidence), np.array([drafts])), costs, 1.0)
 
 

@@ -46,13 +46,15 @@ class Calibration:
             raise ValueError(
                 f"this calibration is for {len(self.temperatures)} positions, got {confidences.shape[1]}."
             )
-        return sigmoid(logit(confidences) / np.array(self.temperatures))
+        calibrated: Vector = sigmoid(logit(confidences) / np.array(self.temperatures))
+        return calibrated
 
 
 def logit(confidences: Vector) -> Vector:
     """log(c / (1 − c)), finite for every c in [0, 1]."""
     inside = np.clip(confidences, EDGE, 1 - EDGE)
-    return np.log(inside) - np.log1p(-inside)
+    odds: Vector = np.log(inside) - np.log1p(-inside)
+    return odds
 
 
 def sigmoid(logits: Vector) -> Vector:

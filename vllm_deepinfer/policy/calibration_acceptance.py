@@ -45,7 +45,8 @@ class AcceptanceEstimator:
     @property
     def overall(self) -> Vector:
         """[positions] acceptance over all requests."""
-        return self._all_accepted / self._all_tried
+        rates: Vector = self._all_accepted / self._all_tried
+        return rates
 
     def confidences(self, keys: Sequence[str]) -> Vector:
         """[requests, positions] probability that a draft is accepted if all before it are."""

@@ -43,7 +43,8 @@ class Records:
 
     def usable(self) -> Records:
         """Those whose confidences are numbers wherever they were verified."""
-        return self.where(~(np.isnan(self.confidences) & self.reached).any(axis=1))
+        broken: NDArray[np.bool_] = np.logical_or.reduce(np.isnan(self.confidences) & self.reached, axis=1)
+        return self.where(~broken)
 
     def where(self, rows: NDArray[np.bool_]) -> Records:
         """Some of the rounds."""

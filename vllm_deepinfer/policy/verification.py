@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .verification_cost import Lengths, SlotCosts, Vector
 
@@ -55,8 +54,9 @@ def synchronous(survived: Vector, costs: SlotCosts, sure: float) -> Lengths:
     Returns:
         [requests] how many drafts of each are verified.
     """
-    order = in_order(survived - sure / costs.base[0] * costs.own, survived > 0)
-    rates = _rates(survived, costs, sure, order)[0]
+    drafts = _Flat.of(survived, costs)
+    order = drafts.order(sure / float(costs.base[0]))
+    rates = drafts.rates(sure, order)[0]
     falls = np.flatnonzero(rates[1:] <= rates[:-1])
     return _lengths(order[: falls[0]] if len(falls) else order, len(survived))
 
@@ -88,11 +88,11 @@ class Curve:
         Args:
             guess: of λ, such as the price of the step before; saves an iteration.
         """
-        there, varied = survived > 0, bool(costs.own.any())
+        drafts = _Flat.of(survived, costs)
+        varied = bool(costs.own.any())
         price = guess or sure / float(costs.base[0])
         for _ in range(ROUNDS):
-            order = in_order(survived - price * costs.own, there)
-            rates, tokens, seconds = _rates(survived, costs, sure, order)
+            rates, tokens, seconds = drafts.rates(sure, drafts.order(price))
             best = int(rates.argmax())
             found = float(rates[best])
             settled = abs(found - price) <= PRECISE * price or not varied
@@ -118,31 +118,53 @@ def assign(survived: Vector, costs: SlotCosts, slots: int, price: float) -> Leng
         survived: [requests, drafts] by the confidences of now.
         slots, price: of a `Curve` that the tokens of now are not in.
     """
-    return _lengths(in_order(survived - price * costs.own, survived > 0)[:slots], len(survived))
+    return _lengths(_Flat.of(survived, costs).order(price)[:slots], len(survived))
 
 
-def in_order(values: Vector, there: NDArray[np.bool_]) -> Lengths:
-    """Places of the drafts in order of value, falling; place = draft · requests + request.
+def in_order(values: Vector, places: Lengths) -> Lengths:
+    """These places in order of their values, falling; of values closer than 2⁻⁴⁰ the lower place first.
 
-    Values must not rise along a row, so a request's drafts come in their own order. The sort is of value and
-    place in one integer: some times faster than a stable sort, and the same on every machine.
+    The sort is of value and place in one integer: some times faster than a stable sort, and the same on every
+    machine.
     """
-    steps = np.floor(np.clip(values, -1.0, 1.0) * STEPS).astype(np.int64).T.ravel()
-    places = np.arange(len(steps))
-    keys = (places - steps * PLACES)[there.T.ravel()]
+    keys = places - (np.maximum(values, -1.0) * STEPS).astype(np.int64) * PLACES
     keys.sort()
     return keys & (PLACES - 1)
 
 
-def _rates(survived: Vector, costs: SlotCosts, sure: float, order: Lengths) -> tuple[Vector, Vector, Vector]:
-    """Rate, tokens and seconds when the first 0, 1, … of `order` are verified."""
-    count = len(order)
-    tokens, seconds = np.empty(count + 1), costs.base[: count + 1].copy()
-    tokens[0] = sure
-    np.cumsum(survived.T.ravel()[order], out=tokens[1:])
-    tokens[1:] += sure
-    seconds[1:] += np.cumsum(costs.own.T.ravel()[order])
-    return tokens / seconds, tokens, seconds
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """The drafts one after another: place = draft · requests + request, so ties are as they should be.
+
+    Neither survival nor what is left of it after own costs rises along a row, so in order of value a
+    request's drafts come in their own order.
+    """
+
+    survived: Vector
+    own: Vector
+    base: Vector
+    candidates: Lengths
+
+    @classmethod
+    def of(cls, survived: Vector, costs: SlotCosts) -> _Flat:
+        flat = survived.T.ravel()
+        return cls(flat, costs.own.T.ravel(), costs.base, flat.nonzero()[0])
+
+    def order(self, price: float) -> Lengths:
+        """Places of the drafts that may survive, the most worth first."""
+        values = self.survived - price * self.own
+        if len(self.candidates) < len(values):
+            values = values[self.candidates]
+        return in_order(values, self.candidates)
+
+    def rates(self, sure: float, order: Lengths) -> tuple[Vector, Vector, Vector]:
+        """Rate, tokens and seconds when the first 0, 1, … of `order` are verified."""
+        tokens, seconds = np.empty(len(order) + 1), self.base[: len(order) + 1].copy()
+        tokens[0] = sure
+        np.cumsum(self.survived[order], out=tokens[1:])
+        tokens[1:] += sure
+        seconds[1:] += np.cumsum(self.own[order])
+        return tokens / seconds, tokens, seconds
 
 
 def _lengths(places: Lengths, requests: int) -> Lengths:

@@ -35,7 +35,7 @@ class Delayed:
         if self._steps and self._steps[-1][1].shape[1] != confidences.shape[1]:
             self._steps.clear()
             self._mean = None
-        self._steps.append(({key: row for row, key in enumerate(keys)}, confidences))
+        self._steps.append((dict(zip(keys, range(len(keys)), strict=True)), confidences))
         if len(self._steps) == self._steps.maxlen:
             self._note(self._steps[0][1])
 
@@ -46,9 +46,10 @@ class Delayed:
         rows, old = self._steps[0]
         if not len(old):
             return np.repeat(self._mean[None], len(keys), axis=0)
-        at = np.fromiter((rows.get(key, -1) for key in keys), np.int64, len(keys))
+        at = np.array([rows.get(key, -1) for key in keys], np.int64)
         found = old[at]
-        return np.where((at < 0)[:, None] | np.isnan(found), self._mean, found)
+        found[at < 0] = np.nan
+        return np.where(np.isnan(found), self._mean, found)
 
     def _note(self, confidences: Vector) -> None:
         seen = ~np.isnan(confidences)
