@@ -80,8 +80,9 @@ class Image:
 def main(file: Path, rootfs: Path, last: list[str]) -> None:
     """All steps, each with its time."""
     image = Image(rootfs, file.resolve().parents[1])
-    for folder in ("proc", "sys", "dev", "dev/shm"):
-        subprocess.run(["mount", "--rbind", f"/{folder}", str(rootfs / folder)], check=True)
+    for folder in ("proc", "sys", "dev"):
+        # A slave, or taking it away at the end could take away the machine's own.
+        subprocess.run(["mount", "--rbind", "--make-rslave", f"/{folder}", str(rootfs / folder)], check=True)
     try:
         for command in dockerfile.parse_file(str(file)):
             began = time.monotonic()
