@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +159,7 @@ def test_a_stop_lets_running_answers_end_and_leaves_nothing(up: Running) -> None
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(up.ask("a long one", 400)))
     asking.start()
-    time.sleep(0.7)
+    until(lambda: _decoding(up.application) >= 1, 10)
     assert not answers, "it is still running"
     up.application.stop()
     asking.join(30)
@@ -194,3 +193,10 @@ def _runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _decoding(application: Application) -> float:
+    """Requests in the decode pool."""
+    text = httpx.get(application.metrics_url, timeout=20, trust_env=False).text
+    lines = [line for line in text.splitlines() if line.startswith("deepinfer_replica_active_requests{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if 'pool="decode"' in line)
