@@ -24,6 +24,7 @@ PURE = frozenset(
         "hashlib",
         "heapq",
         "itertools",
+        "json",  # text to values, no file
         "math",
         "numbers",
         "numpy",
