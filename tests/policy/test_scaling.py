@@ -132,6 +132,12 @@ def test_the_number_stays_within_its_bounds(
         assert decision.replicas >= 1
 
 
+def test_too_many_shrink_to_the_bound_though_the_load_asks_for_more() -> None:
+    """Found by the test above: shrinking from beyond `most` went to the load's number, not to `most`."""
+    settings = replace(QUEUE, most=1, hysteresis=0.0, up_after_s=0.0, down_after_s=0.0)
+    assert decide(settings, ScalingState(), 0.0, 3, busy(2, queue_s=2.0), 0.0).replicas == 1
+
+
 @given(
     settings_of(),
     st.lists(measure, min_size=1, max_size=6),

@@ -87,6 +87,16 @@ def test_a_guess_changes_nothing_but_time(round_: tuple[Vector, Lengths, SlotCos
     assert found.price == pytest.approx(Curve.of(survived, costs, float(len(drafted))).price, rel=1e-4)
 
 
+def test_drafts_that_cost_more_than_a_token_keep_their_order() -> None:
+    """Found by the test above: where two more slots make the step cheaper (a better kernel), both are worth
+    verifying at a loss, and of the second the cheaper one."""
+    survived = np.array([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0]])
+    costs = SlotCosts(
+        np.array([2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]), np.array([[0.0, 0.0], [0.0, 0.75], [1.0, 1.0]]), 0.0
+    )
+    assert Curve.of(survived, costs, 3.0).price == pytest.approx(5 / 1.75)
+
+
 @given(rounds(), st.floats(0.1, 12), st.floats(0.2, 5))
 def test_within_keeps_the_limit_and_takes_the_best_that_does(
     round_: tuple[Vector, Lengths, SlotCosts], limit: float, weight: float

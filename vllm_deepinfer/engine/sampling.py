@@ -87,7 +87,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured: StructuredOutput | None = None
-    forced: Sequence[int] = ()
+    forced: Sequence[int] = []
 
     def __post_init__(self) -> None:
         """Raises: InvalidRequest naming the field, its value and the range."""

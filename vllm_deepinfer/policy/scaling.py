@@ -147,10 +147,14 @@ def decide(
     ):
         return Decision(0, f"idle for {now - idle_since:.0f} s", ScalingState())
     floor = max(settings.least, 1)
-    up = min(_count(most.replicas / (1 + settings.hysteresis)), settings.most)
+
+    def within(replicas: float) -> int:
+        return min(max(_count(replicas), floor), settings.most)
+
+    up = within(most.replicas / (1 + settings.hysteresis))
     if up > current:  # beyond the hysteresis: now to the target itself
-        up = min(_count(most.replicas), settings.most)
-    down = max(_count(most.replicas / (1 - settings.hysteresis)), floor)
+        up = within(most.replicas)
+    down = within(most.replicas / (1 - settings.hysteresis))
     since = ScalingState(
         up_since=(state.up_since if state.up_since is not None else now) if up > current else None,
         down_since=(state.down_since if state.down_since is not None else now) if down < current else None,

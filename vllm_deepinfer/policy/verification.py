@@ -122,12 +122,13 @@ def assign(survived: Vector, costs: SlotCosts, slots: int, price: float) -> Leng
 
 
 def in_order(values: Vector, places: Lengths) -> Lengths:
-    """These places in order of their values, falling; of values closer than 2⁻⁴⁰ the lower place first.
+    """These places in order of their values, falling; of equal values the lower place first.
 
-    The sort is of value and place in one integer: some times faster than a stable sort, and the same on every
-    machine.
+    Equal is closer than 2⁻⁴⁰ of the largest, or of 1. The sort is of value and place in one integer: some
+    times faster than a stable sort, and the same on every machine.
     """
-    keys = places - (np.maximum(values, -1.0) * STEPS).astype(np.int64) * PLACES
+    scale = max(1.0, -float(values.min(initial=0.0)))  # own costs may outweigh a whole token, survivals not
+    keys = places - (values * (STEPS / scale)).astype(np.int64) * PLACES
     keys.sort()
     return keys & (PLACES - 1)
 

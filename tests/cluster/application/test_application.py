@@ -40,10 +40,11 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass
 class Running:
-    """An application, and the recipe's file that it came from."""
+    """An application, the recipe's file that it came from, and the processes that were there before it."""
 
     application: Application
     file: Path
+    before: frozenset[int]
 
     def ask(self, text: str, tokens: int, **changes: Any) -> httpx.Response:
         body = {
@@ -59,8 +60,9 @@ class Running:
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     file = written(tmp_path_factory.mktemp("app"), SPLIT, replicas=2, gateways=2, port=free_ports(2))
+    before = frozenset(_family())
     with running(file) as application:
-        yield Running(application, file)
+        yield Running(application, file, before)
 
 
 def test_streams_and_whole_answers_are_the_same(up: Running) -> None:
@@ -155,7 +157,7 @@ def test_a_stop_lets_running_answers_end_and_leaves_nothing(up: Running) -> None
     """The last test of the module: the fixture's own stop finds nothing to do."""
     folder = up.application._nodes._folder
     assert folder is not None
-    family = [one.pid for one in psutil.Process().children(recursive=True)]
+    family = set(_family()) - up.before
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(up.ask("a long one", 400)))
     asking.start()
@@ -186,6 +188,10 @@ def test_a_pool_without_a_place_fails_in_time_and_the_next_start_works(tmp_path:
         body = {"model": "again", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
         answer = httpx.post(f"{application.urls[0]}/v1/chat/completions", json=body, timeout=30)
         assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def _family() -> list[int]:
+    return [one.pid for one in psutil.Process().children(recursive=True)]
 
 
 def _runs(pid: int) -> bool:

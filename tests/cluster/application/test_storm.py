@@ -98,7 +98,9 @@ async def test_every_accepted_request_ends_once_with_exactly_its_tokens(seed: in
 
     async def client(number: int) -> None:
         mine = random.Random((seed, number).__repr__())
-        for _ in range(12):
+        rounds = 0
+        while rounds < 12 or sum(weather.done.values()) <= 5:  # however quick the machine, it storms
+            rounds += 1
             at = mine.randrange(2)
             request = request_of(
                 [20 + mine.randrange(900) for _ in range(mine.randint(1, 60))], max_tokens=mine.randint(1, 60)
@@ -135,7 +137,6 @@ async def test_every_accepted_request_ends_once_with_exactly_its_tokens(seed: in
         for one in requests:
             if one.request_id in aborted:
                 assert sink.finals[one.request_id].finish_reason in (FinishReason.ABORT, FinishReason.LENGTH)
-    assert sum(weather.done.values()) > 5
     assert sum(pool.counts["continued"] + pool.counts["rerouted"] for pool in pools) > 0
     alive = [serve.replicas[name] for name in serve.listed]
     await eventually(

@@ -50,8 +50,12 @@ def engine_config(folder: Path | str = "/nowhere", text: Change | None = None, *
     fields["text_config"] |= text or {}
     hf = HfConfig(fields)
     config = SimpleNamespace(
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
-        cache_config=SimpleNamespace(cache_dtype="auto", block_size=16),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, worker_cls="auto"),
+        scheduler_config=SimpleNamespace(scheduler_cls=None),
+        use_v2_model_runner=False,
+        cache_config=SimpleNamespace(
+            cache_dtype="auto", block_size=16, swa_bounded_replay=True, enable_prefix_caching=True
+        ),
         model_config=SimpleNamespace(
             dtype=torch.float32,
             model=str(folder),
