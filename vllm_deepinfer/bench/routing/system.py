@@ -40,8 +40,8 @@ def faster(cost: StepCost, times: float) -> StepCost:
 
 
 PREFILL_COST = faster(TWO_CORE_DENSE, 4)
-DECODE_COST = faster(TWO_CORE_DENSE, 0.5)
-"""Steps of some 30 ms under this load, as on accelerators: short ones would measure the machine."""
+DECODE_COST = faster(TWO_CORE_DENSE, 0.35)
+"""Steps of some 25 ms under this load, near those on accelerators: short ones would measure the machine."""
 POOLS: dict[Variant, dict[str, tuple[int, StepCost]]] = {
     "disaggregated": {"prefill": (5, PREFILL_COST), "decode": (8, DECODE_COST)},
     "aggregated": {"aggregated": (8, PREFILL_COST)},

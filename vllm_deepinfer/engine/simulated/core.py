@@ -181,7 +181,7 @@ class SimulatedCore:
             )
         if not self._grow(sequence, sequence.computed + tokens + drafts):
             return 0
-        self._schedule(sequence, tokens, drafts, decodes, step)
+        self._schedule(sequence, tokens, drafts, step)
         return tokens + drafts
 
     def _admit(self, budget: int, step: Step) -> None:
@@ -199,7 +199,7 @@ class SimulatedCore:
                     return  # no KV: nobody behind it may overtake
                 self._waiting_alive -= 1
                 insort(self.running, sequence, key=_ORDER)
-                self._schedule(sequence, tokens, 0, False, step)
+                self._schedule(sequence, tokens, 0, step)
                 budget -= tokens
             heapq.heappop(self._waiting)
 
@@ -251,10 +251,11 @@ class SimulatedCore:
             sequence.cached = min(found, sequence.prompt_length)
         return True
 
-    def _schedule(
-        self, sequence: SimulatedSequence, tokens: int, drafts: int, decodes: bool, step: Step
-    ) -> None:
+    def _schedule(self, sequence: SimulatedSequence, tokens: int, drafts: int, step: Step) -> None:
         step.batch.append((sequence, tokens, drafts))
+        # By the query's length, as attention kernels divide a batch (vLLM, v1/attention/backends/utils.py,
+        # split_decodes_and_prefills): the last position of a fetched prompt costs what a decode costs.
+        decodes = tokens == 1 and sequence.computed > 0
         if decodes and not drafts:
             step.decodes += 1
             step.decode_context += self.config.cost.attention.scanned(sequence.computed)
