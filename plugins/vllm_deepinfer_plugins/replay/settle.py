@@ -82,7 +82,7 @@ def _worker_obstacle(vllm_config: Any) -> str | None:
 
 
 def _scheduler_obstacle(scheduler_config: Any) -> str | None:
-    from .scheduler import BoundedReplay
+    from .bounded import BoundedReplay
 
     chosen = scheduler_config.scheduler_cls
     if chosen is None:

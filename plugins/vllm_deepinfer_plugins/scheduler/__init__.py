@@ -12,7 +12,7 @@ from __future__ import annotations
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from ..replay.scheduler import BoundedReplay
+from ..replay.bounded import BoundedReplay
 from .time_budget import TimeBudget
 
 __all__ = ["AsyncTimeBudgetScheduler", "TimeBudgetScheduler"]

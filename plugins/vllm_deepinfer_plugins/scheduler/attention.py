@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_deepinfer.policy.step_cost import FULL_ATTENTION, AttentionBound
+from vllm_deepinfer.policy.step_cost import FULL_ATTENTION, AttentionBound, StepCost
+
+from ..settings import Settings
 
 
 def bound_of(hf_text_config: Any, kv_cache_specs: list[Any]) -> AttentionBound:
@@ -21,3 +23,12 @@ def bound_of(hf_text_config: Any, kv_cache_specs: list[Any]) -> AttentionBound:
     if windows and all(windows):
         return AttentionBound(window=max(w for w in windows if w))
     return FULL_ATTENTION
+
+
+def empty_cost(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> StepCost:
+    """A step cost without coefficients yet; the attention's bound and the tile, which are known."""
+    from vllm.platforms import current_platform
+
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    tile = settings.prefill_tile or (32 if current_platform.is_cpu() else 128)
+    return StepCost(0.0, 0.0, attention=bound_of(vllm_config.model_config.hf_text_config, specs), tile=tile)

@@ -11,16 +11,20 @@ from typing import Any
 from vllm_deepinfer.policy.step_cost import StepCost
 from vllm_deepinfer.step_cost_text import ForeignFit, dumps, loads
 
+from ..settings import Settings
+
 logger = logging.getLogger(__name__)
 
 
 def fingerprint_of(vllm_config: Any) -> dict[str, str]:
-    """Model, dtype, hardware and vLLM version: what coefficients depend on."""
+    """Model, dtype, hardware, replays and vLLM version: what coefficients depend on."""
     from vllm import __version__
     from vllm.platforms import current_platform
 
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     shape = hashlib.sha256(model.hf_config.to_json_string().encode()).hexdigest()
+    # Settled by now: a prompt's tokens cost half as much where layers are left out of most of them.
+    trims = Settings.read(getattr(vllm_config, "additional_config", None)).decoder_replay is True
     return {
         "model": str(model.model),
         "config": shape[:16],
@@ -29,6 +33,7 @@ def fingerprint_of(vllm_config: Any) -> dict[str, str]:
         "hardware": _cpu() if current_platform.is_cpu() else current_platform.get_device_name(),
         "parallel": f"{parallel.tensor_parallel_size}x{parallel.pipeline_parallel_size}",
         "enforce_eager": str(model.enforce_eager),
+        "decoder_replay": str(trims),
         "vllm": __version__,
     }
 

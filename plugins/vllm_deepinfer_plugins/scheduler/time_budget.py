@@ -23,7 +23,7 @@ from vllm_deepinfer.policy.step_cost_learner import StepCostLearner
 from ..cli_errors import refuse
 from ..settings import Settings
 from . import refusals
-from .attention import bound_of
+from .attention import empty_cost
 from .complaints import Complaints
 from .fit_keeper import FitKeeper
 from .meter import Meter, Record
@@ -83,7 +83,7 @@ class TimeBudget(Behind):
         settings = Settings.read(vllm_config.additional_config)
         refusals.check_target(settings)
         refusals.check_class(self.schedules_ahead, bool(vllm_config.scheduler_config.async_scheduling))
-        empty = _empty_cost(settings, vllm_config, kv_cache_config)
+        empty = empty_cost(settings, vllm_config, kv_cache_config)
         self._keeper = FitKeeper(settings.step_cost_file, vllm_config)
         known = self._keeper.read(empty)
         if known is not None:
@@ -207,12 +207,3 @@ class TimeBudget(Behind):
                 work = Work(context, draft_tokens=tokens - 1)
             features = features + cost.features(work)
         return features, chunks
-
-
-def _empty_cost(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> StepCost:
-    """No coefficients yet; the attention's bound and the tile, which are known."""
-    from vllm.platforms import current_platform
-
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    tile = settings.prefill_tile or (32 if current_platform.is_cpu() else 128)
-    return StepCost(0.0, 0.0, attention=bound_of(vllm_config.model_config.hf_text_config, specs), tile=tile)

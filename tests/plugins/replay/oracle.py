@@ -24,7 +24,7 @@ from vllm_deepinfer_plugins.replay.sizes import Sizes
 from tests.plugins.model import engines
 from tests.plugins.model.literal import Entries, literal
 from tests.plugins.model.samples import tiny
-from vllm_deepinfer.policy.replay import decoder_start
+from vllm_deepinfer.policy.replay import Way, decoder_start
 
 BLOCK = 16
 ENGINES = bool(os.environ.get("DEEPINFER_REPLAY_ENGINES"))
@@ -34,11 +34,12 @@ ON = {"batch_invariant": True, "encoder_replay": True, "decoder_replay": True, "
 
 @dataclass(frozen=True)
 class Admission:
-    """A request begins: how many tokens it had, and what it replays."""
+    """A request begins: how many tokens it had, what it replays, whether it gets window KV instead."""
 
     known: int
     floor: int
     hit: int
+    restored: bool = False
 
 
 class Log:
@@ -46,7 +47,7 @@ class Log:
 
     def __init__(self, scheduler: Any) -> None:
         self.admissions: dict[str, list[Admission]] = defaultdict(list)
-        self.loads = 0
+        self.loads = self.drafted = 0
         schedule = scheduler.schedule
 
         def logged(*args: Any, **kwargs: Any) -> Any:
@@ -54,8 +55,11 @@ class Log:
             step = ReplayStep.of(output)
             assert step is not None
             self.loads += len(step.loads)
+            self.drafted += bool(output.scheduled_spec_decode_tokens)
             for key, start in step.starts.items():
-                admission = Admission(scheduler.requests[key].num_tokens, start.floor, start.hit)
+                entry = scheduler._ledger.find(key)
+                restored = entry.way is Way.RESTORE
+                admission = Admission(scheduler.requests[key].num_tokens, start.floor, start.hit, restored)
                 self.admissions[key.rsplit("-", 1)[0]].append(admission)
             return output
 
@@ -66,12 +70,15 @@ class Log:
 def engine(folder: Path, *, deepinfer: dict[str, Any] | None = None, **settings: Any) -> Iterator[Any]:
     """A V4.1 of four layers, batch-invariant, with both replays on and no window KV in host memory.
 
+    Its hits are decided by tokens: no measured time may decide a test.
+
     Layers: window alone; a KV source of ratio 2 with Engram; the last source, of ratio 1; one behind it.
     """
     shape = {"ratios": (0, 2, 1, 1), "kv_sources": (1, 2), "index_sources": (1, 2, 3), "engram_layers": (1,)}
     path = tiny(folder, experts=4, heads=2, **shape)
     given = {"block_size": BLOCK, "additional_config": {"deepinfer": {**ON, **(deepinfer or {})}}}
     with engines.engine(path, **{**given, **settings}) as llm:
+        scheduler_of(llm).replay_cost = lambda: None
         yield llm
 
 

@@ -8,7 +8,7 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue, RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm_deepinfer_plugins.replay.scheduler import BoundedReplay
+from vllm_deepinfer_plugins.replay.bounded import BoundedReplay
 from vllm_deepinfer_plugins.scheduler import AsyncTimeBudgetScheduler, TimeBudgetScheduler
 from vllm_deepinfer_plugins.scheduler.time_budget import TimeBudget
 from vllm_deepinfer_plugins.scheduler.waiting import RankedQueue

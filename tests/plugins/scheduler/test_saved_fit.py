@@ -17,8 +17,9 @@ from vllm_deepinfer.policy.step_cost_learner import StepCostLearner
 HERE = {"model": "tiny", "vllm": "0.32.0"}
 
 
-def config(model: str = "tiny", dtype: str = "bfloat16") -> Any:
+def config(model: str = "tiny", dtype: str = "bfloat16", **ours: Any) -> Any:
     return SimpleNamespace(
+        additional_config={"deepinfer": ours},
         model_config=SimpleNamespace(
             model=model,
             dtype=dtype,
@@ -67,6 +68,11 @@ def test_the_fingerprint_tells_models_and_dtypes_apart() -> None:
     assert len({tuple(f.items()) for f in fingerprints}) == 3
     assert fingerprints[0]["vllm"].startswith("0.32.0") and fingerprints[0]["parallel"] == "1x1"
     assert len({saved_fit.default_path(f) for f in fingerprints}) == 3
+
+
+def test_a_fit_over_trimmed_prompts_is_another() -> None:
+    cut, whole = (saved_fit.fingerprint_of(config(decoder_replay=cut)) for cut in (True, False))
+    assert cut != whole and whole == saved_fit.fingerprint_of(config())
 
 
 def learner(fitted: bool = True) -> StepCostLearner:
