@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cluster.application.kills import invariant
 from vllm_deepinfer.engine import GenerateRequest, SamplingParams, collect
 from vllm_deepinfer.recipes import Recipe, load_recipe
 from vllm_deepinfer.recipes.checkpoints import ensure_checkpoint
@@ -47,15 +48,6 @@ answers = [llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[
            for prompt in given["prompts"]]
 print("ANSWERS " + json.dumps([list(answer) for answer in answers]))
 """
-
-
-def invariant(recipe: Recipe) -> Recipe:
-    pools = {
-        name: pool.model_copy(update={"engine_args": {**pool.engine_args, **INVARIANT}})
-        for name, pool in recipe.pools.items()
-    }
-    gateway = recipe.gateway.model_copy(update={"port": 0})
-    return recipe.model_copy(update={"pools": pools, "gateway": gateway})
 
 
 @pytest.fixture(scope="module")

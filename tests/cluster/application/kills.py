@@ -1,6 +1,10 @@
 """Kills parts of a running application at random moments under load, and says what the clients saw.
 
 python -m tests.cluster.application.kills --kills 50 --kind replica --kind gateway
+python -m tests.cluster.application.kills --kills 10 --kind prefill --kind decode --recipe recipes/laptop.yaml
+
+Engines are simulated, or with --recipe those of a recipe, in float32 and batch-invariant mode, where the
+company of a request does not change its tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import psutil
 from tests.cluster.application import applications
 from tests.cluster.application.traffic import Traffic
 from vllm_deepinfer.cluster.application.launch import Application
+from vllm_deepinfer.recipes import Recipe, load_recipe
 
 ENGINES = """
   local_nodes:
@@ -32,6 +37,9 @@ ENGINES = """
     - {cpus: 1, custom: {engines: 2}}
 """
 """Nodes of which two hold all engines, so that one may die."""
+
+PATIENCE_S = 300.0
+"""A real engine starts in half a minute or more."""
 
 STALE_S = 0.3
 """So long after a gateway's death a client may still write to a connection that it had kept."""
@@ -163,10 +171,21 @@ class Killer:
                 and applications.running_replicas(self.application) == self.wanted
             )
 
-        applications.until(whole, 120)
+        applications.until(whole, PATIENCE_S)
         replaced = time.monotonic() - began
-        applications.until(lambda: traffic.recovered() is not None, 120, 0.02)
+        applications.until(lambda: traffic.recovered() is not None, PATIENCE_S, 0.02)
         return traffic.recovered() or 0.0, replaced
+
+
+def invariant(recipe: Recipe) -> Recipe:
+    """With engines whose tokens can be compared, and a free port."""
+    mode = {"additional_config": {"deepinfer": {"batch_invariant": True}}}
+    pools = {
+        name: pool.model_copy(update={"engine_args": {**pool.engine_args, **mode}})
+        for name, pool in recipe.pools.items()
+    }
+    gateway = recipe.gateway.model_copy(update={"port": 0})
+    return recipe.model_copy(update={"pools": pools, "gateway": gateway})
 
 
 def main() -> None:
@@ -178,6 +197,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1e9, help="no more kills after that")
+    parser.add_argument("--recipe", type=Path, help="engines that are not simulated")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     kinds = chosen.kind or ["main", "gateway"]
@@ -195,9 +215,10 @@ def main() -> None:
         if nodes:
             text = file.read_text().replace("{cpus: 0.1}", "{cpus: 0.1, custom: {engines: 1}}")
             file.write_text(text)
-        with applications.running(file, say=lambda line: print(line, file=sys.stderr)) as application:
+        recipe = invariant(load_recipe(chosen.recipe)) if chosen.recipe else load_recipe(file)
+        with Application(recipe, commands=True, say=lambda line: print(line, file=sys.stderr)) as application:
             pools = {name: pool.replicas.min for name, pool in application.recipe.pools.items()}
-            killer = Killer(application, {**pools, "gateway": 2}, chosen.seed)
+            killer = Killer(application, {**pools, "gateway": len(application.urls)}, chosen.seed)
             model = application.recipe.served_names[0]
             with Traffic(list(application.urls), model, streams=chosen.streams).flowing() as traffic:
                 tallies = killer.storm(kinds, chosen.kills, traffic, chosen.seconds)

@@ -60,12 +60,12 @@ class Traffic:
     def flowing(self) -> Iterator[Traffic]:
         """All streams run; in the end each of them has ended."""
         self._thread.start()
-        assert self._ready.wait(120) and self._failure is None, self._failure
+        assert self._ready.wait(600) and self._failure is None, self._failure
         try:
             yield self
         finally:
             self._stop.set()
-            self._thread.join(180)
+            self._thread.join(400)
             assert not self._thread.is_alive(), "some request never ended"
 
     def mark(self) -> None:
@@ -83,7 +83,7 @@ class Traffic:
     # In the thread
 
     async def _main(self) -> None:
-        timeout = httpx.Timeout(120, connect=5)
+        timeout = httpx.Timeout(300, connect=5)
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
             try:
@@ -138,6 +138,7 @@ class Traffic:
             "model": self._model,
             "messages": [{"role": "user", "content": prompt}],
             "max_tokens": limit,
+            "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
