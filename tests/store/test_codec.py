@@ -8,7 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_deepinfer.store.codec import ALIGNMENT, FAULTS, Section, decode, encode, verify
+from vllm_deepinfer.store.codec import (
+    ALIGNMENT,
+    FAULTS,
+    PIECE,
+    Section,
+    decode,
+    encode,
+    open_object,
+    verify,
+)
 from vllm_deepinfer.store.errors import CorruptObject
 from vllm_deepinfer.store.keys import chain
 
@@ -121,3 +130,52 @@ def test_compression_shrinks_and_a_missing_package_is_a_miss(monkeypatch: pytest
 def test_values_must_fit_their_sections(values: list[bytes]) -> None:
     with pytest.raises(ValueError, match="do not fit"):
         encode(KEY, SECTIONS, values)
+
+
+def test_copied_and_checked_in_one_pass() -> None:
+    """What arrives is what was stored, whatever the piece; nothing counts before `finish`."""
+    sections = (Section("a", 3 * PIECE + 5), Section("b", 7))
+    values = (bytes(range(256)) * (3 * PIECE // 256) + b"abcde", b"1234567")
+    data = bytearray(b"".join(bytes(p) for p in encode(KEY, sections, values)))
+    targets = [memoryview(bytearray(s.nbytes)) for s in sections]
+    opened = open_object(memoryview(data), KEY, sections)
+    opened.copy_to(targets)
+    opened.finish()
+    assert tuple(bytes(t) for t in targets) == values
+    for place in (ALIGNMENT, ALIGNMENT + 2 * PIECE, len(data) - 1):
+        data[place] ^= 1
+        opened = open_object(memoryview(data), KEY, sections)
+        opened.copy_to(targets)
+        with pytest.raises(CorruptObject, match="has changed"):
+            opened.finish()
+        data[place] ^= 1
+
+
+def test_bytes_that_nobody_checked_are_no_success() -> None:
+    opened = open_object(memoryview(whole()), KEY, SECTIONS)
+    opened.check(opened.values[0])
+    with pytest.raises(AssertionError, match="3 bytes of a payload were not checked"):
+        opened.finish()
+
+
+def test_a_compressed_object_is_checked_before_it_is_decompressed() -> None:
+    opened = open_object(memoryview(whole(3)), KEY, SECTIONS)
+    opened.finish()
+    assert [bytes(v) for v in opened.values] == list(VALUES)
+
+
+def test_a_header_in_other_words_is_read_all_the_same() -> None:
+    """The quick comparison of the header's text is a short cut, not the format."""
+    import xxhash
+
+    data = whole()
+    text = bytes(data).partition(b"{")[2].partition(b"}")[0]
+    spaced = b"{" + text.replace(b'":', b'": ') + b"}"
+    start = data.index(b"{")
+    data[start : start + len(spaced)] = spaced
+    own = start - 16
+    data[own:start] = bytes(16)
+    data[own:start] = xxhash.xxh3_128_digest(bytes(data[:ALIGNMENT]))
+    assert [bytes(v) for v in decode(memoryview(data), KEY, SECTIONS)] == list(VALUES)
+    assert fault(data, key=OTHER) == "key"
+    assert fault(data, sections=(Section("full 0", 9),)) == "layout"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.store.faulty import Faulty
 from vllm_deepinfer.policy.retention import Choice
-from vllm_deepinfer.store.codec import Section
+from vllm_deepinfer.store.codec import Opened, Section
 from vllm_deepinfer.store.conformance import keys, value
 from vllm_deepinfer.store.directory import DirectoryBackend
 from vllm_deepinfer.store.errors import StoreError, StoreFull, StoreUnavailable
@@ -226,3 +226,45 @@ def test_compressed_and_plain_objects_are_both_read(backend: Faulty) -> None:
     plain = PrefixStore(backend)
     save(plain, [second])
     assert [load(plain, key) for key in (first, second)] == [value(first, 5_000), value(second, 5_000)]
+
+
+def test_several_runs_are_pinned_copied_and_checked(store: PrefixStore, backend: Faulty) -> None:
+    chain = keys(3)
+    found: dict[int, bytes] = {}
+    save(store, chain)
+
+    def copy(i: int, run: Opened) -> bool:
+        room = [memoryview(bytearray(4_000)), memoryview(bytearray(1_000))]
+        run.copy_to(room)
+        found[i] = b"".join(bytes(part) for part in room)
+        return True
+
+    assert store.load_into(chain, SECTIONS, copy) is True
+    assert found == {i: value(key, 5_000) for i, key in enumerate(chain)}
+    assert store.stats.get("loads", outcome="hit") == 3
+    assert store.load_into([], SECTIONS, copy) is True
+    found.clear()
+    assert store.load_into(keys(4), SECTIONS, copy) is False
+    assert found == {}, "nothing is copied when a run is missing"
+    assert store.stats.get("loads", outcome="missing") == 1
+
+
+def test_a_run_that_changed_fails_the_load_and_goes(store: PrefixStore, backend: Faulty) -> None:
+    chain = keys(3)
+    save(store, chain)
+    path = path_of(backend, chain[1])
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    copied: list[int] = []
+
+    def copy(i: int, run: Opened) -> bool:
+        copied.append(i)
+        run.copy_to([memoryview(bytearray(4_000)), memoryview(bytearray(1_000))])
+        return True
+
+    assert store.load_into(chain, SECTIONS, copy) is False
+    assert copied == [0, 1], "the third is not looked at any more"
+    assert store.stats.get("verification_failures", why="checksum") == 1
+    assert backend.contains(chain) == [True, False, True]
+    assert store.load_into(chain[:1], SECTIONS, lambda i, run: False) is False, "who copies may stop"

@@ -67,16 +67,15 @@ class MemoryBackend(Backend):
         return [os.path.lexists(self._path(key)) for key in keys]
 
     def get(self, key: Key) -> Blob | None:
-        path = self._path(key)
-        link = _readlink(path)
-        place = self._place(link)
+        place = self._place(_readlink(self._path(key)))
         if place is None:
             return None
         segment, slot, generation, nbytes = place
         if not segment.pin(slot):
             return None
-        # Deleting drops the link before the slot: the same link now means that the pin came first.
-        if _readlink(path) != link or segment.generation(slot) != generation:
+        # Whoever writes to a slot takes it and counts its generation up first, and nobody takes it now: the
+        # generation that the link names means that the bytes are the link's, also if it is gone meanwhile.
+        if segment.generation(slot) != generation:
             segment.unpin(slot)
             return None
         return _PinnedBlob(segment, slot, nbytes)

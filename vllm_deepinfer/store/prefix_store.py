@@ -14,7 +14,7 @@ from typing import Self
 
 from vllm_deepinfer.policy.retention import Choice
 from vllm_deepinfer.store.base import Backend, Blob, Buffer, Item
-from vllm_deepinfer.store.codec import Sections, decode, encode
+from vllm_deepinfer.store.codec import Opened, Sections, decode, encode, open_object
 from vllm_deepinfer.store.errors import CorruptObject, StoreError, StoreFull
 from vllm_deepinfer.store.keys import Key
 from vllm_deepinfer.store.stamp import Stamp
@@ -89,13 +89,8 @@ class PrefixStore:
 
     def load(self, key: Key, sections: Sections) -> Loaded | None:
         """A run, checked; None when it is not there, the backend fails, or its bytes have changed."""
-        try:
-            blob = self.backend.get(key)
-        except Exception as error:
-            self._failed("load", error)
-            return None
+        blob = self._get(key)
         if blob is None:
-            self.stats.add("loads", outcome="missing")
             return None
         try:
             values = decode(blob.data, key, sections)
@@ -108,6 +103,68 @@ class PrefixStore:
             raise
         self.stats.add("loads", outcome="hit")
         return Loaded(values, blob)
+
+    def load_into(self, keys: Sequence[Key], sections: Sections, copy: Callable[[int, Opened], bool]) -> bool:
+        """Copy runs out of the store, and check each while it is copied.
+
+        All are found and pinned before the first is copied: a copy empties the core's caches, and finding an
+        object with cold caches takes four times as long.
+
+        Args:
+            keys: A few runs; all are held at once.
+            sections: This engine's layout.
+            copy: Gets a run's index and the run; copies its `values`, shows every byte to `check` in order,
+                and returns False to stop. What it has copied is worth nothing unless the result is True.
+
+        Returns:
+            Whether every run was copied and is right.
+        """
+        blobs: list[Blob] = []
+        try:
+            for key in keys:
+                blob = self._get(key)
+                if blob is None:
+                    return False
+                blobs.append(blob)
+            return self._copy_checked(keys, blobs, sections, copy)
+        finally:
+            for blob in blobs:
+                blob.close()
+
+    def _copy_checked(
+        self,
+        keys: Sequence[Key],
+        blobs: Sequence[Blob],
+        sections: Sections,
+        copy: Callable[[int, Opened], bool],
+    ) -> bool:
+        key = keys[0] if keys else None
+        try:
+            opened = []
+            for key, blob in zip(keys, blobs, strict=True):
+                opened.append(open_object(blob.data, key, sections))
+            for i, run in enumerate(opened):
+                key = keys[i]
+                if not copy(i, run):
+                    return False
+                run.finish()
+        except CorruptObject as error:
+            assert key is not None
+            self._corrupt(key, error)
+            return False
+        self.stats.add("loads", len(keys), outcome="hit")
+        return True
+
+    def _get(self, key: Key) -> Blob | None:
+        """The object, unchecked; None, counted, when it is not there or the backend fails."""
+        try:
+            blob = self.backend.get(key)
+        except Exception as error:
+            self._failed("load", error)
+            return None
+        if blob is None:
+            self.stats.add("loads", outcome="missing")
+        return blob
 
     def _corrupt(self, key: Key, error: CorruptObject) -> None:
         """A damaged object goes, so that its run is stored anew; one of another version is left alone."""

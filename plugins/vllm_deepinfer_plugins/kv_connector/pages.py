@@ -7,7 +7,7 @@ worker thread; on an accelerator they block that thread only, behind an event of
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from vllm.v1.kv_cache_interface import group_kernel_blocks
@@ -72,21 +72,25 @@ class PagedKV:
             values.append(memoryview(buffer.numpy()))
         return values
 
-    def scatter(self, values: Sequence[memoryview], blocks: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def scatter(
+        self,
+        values: Sequence[memoryview],
+        blocks: Sequence[Sequence[tuple[int, int]]],
+        check: Callable[[memoryview], None] = lambda piece: None,
+    ) -> None:
         """Write sections into blocks.
 
         Args:
             values: From the store, per group.
             blocks: Per group (place in the section, block id) of each block to write.
+            check: Gets every byte of `values` in order, each layer's behind its copy.
         """
         for group, pages, targets, value in zip(self.groups, self._pages, blocks, values, strict=True):
             if not targets:
+                check(value)
                 continue
-            buffer, stored, offset = (
-                torch.frombuffer(value, dtype=torch.uint8),
-                group.blocks(self.run_tokens),
-                0,
-            )
+            stored, offset = group.blocks(self.run_tokens), 0
+            buffer = torch.frombuffer(value, dtype=torch.uint8)
             places = torch.tensor([place for place, _ in targets])
             index = torch.tensor([block for _, block in targets], device=self.device)
             whole = len(targets) == stored
@@ -94,6 +98,7 @@ class PagedKV:
                 nbytes = stored * page.shape[1] * page.element_size()
                 part = buffer[offset : offset + nbytes].view(page.dtype).view(stored, page.shape[1])
                 page.index_copy_(0, index, (part if whole else part[places]).to(self.device))
+                check(value[offset : offset + nbytes])
                 offset += nbytes
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
@@ -53,7 +53,7 @@ class StorePromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._counter = metric_types[Counter]
+        self._counter, self._gauge = metric_types[Counter], metric_types[Gauge]
         self._made: dict[str, Any] = {}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
@@ -69,15 +69,22 @@ class StorePromMetrics(KVConnectorPromMetrics):
             self._add(f"{name}_count", labels, total, engine_idx)
             self._add(f"{name}_sum", labels, row[-1], engine_idx)
 
+        for name, value in transfer_stats_data.get("gauges", {}).items():
+            self._labelled(name, {}, engine_idx, self._gauge, multiprocess_mode="mostrecent").set(value)
+
     def _add(self, name: str, labels: Mapping[str, str], value: float, engine: int) -> None:
+        self._labelled(name, labels, engine, self._counter).inc(value)
+
+    def _labelled(self, name: str, labels: Mapping[str, str], engine: int, kind: Any, **more: Any) -> Any:
         key = label(name, **dict.fromkeys(labels, ""))
         metric = self._made.get(key)
         names = sorted(labels)
         if metric is None:
-            metric = self._made[key] = self._counter(
+            metric = self._made[key] = kind(
                 name=PREFIX + name,
                 documentation=f"prefix store: {name.replace('_', ' ')}; see vllm_deepinfer/store/README.md",
                 labelnames=[*self._labelnames, *names],
+                **more,
             )
         values = [*self.per_engine_labelvalues[engine], *(labels[n] for n in names)]
-        metric.labels(*map(str, values)).inc(value)
+        return metric.labels(*map(str, values))

@@ -1,5 +1,8 @@
 """The half of the connector that lives in a worker: moves bytes, in threads of its own.
 
+A run is checked while it is copied. One that turns out wrong fails its load, and vLLM computes all of that
+request's tokens into the same blocks: nothing is cached or looked at before the load is reported as whole.
+
 A job that is past its deadline is given up under its gate: after that it can neither write into blocks nor
 read from them, so the blocks may go to somebody else however long its thread still hangs.
 """
@@ -17,6 +20,7 @@ from functools import partial
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
+from vllm_deepinfer.store.codec import Opened
 from vllm_deepinfer.store.errors import StoreUnavailable
 from vllm_deepinfer.store.keys import Key
 from vllm_deepinfer.store.prefix_store import PrefixStore
@@ -29,6 +33,7 @@ from .settings import StoreSettings
 
 logger = logging.getLogger(__name__)
 _SAVE_BATCH = 8
+_LOAD_BATCH = 16  # 16 MiB that are pinned, or lie in buffers, per thread
 _SWEEP_PAUSE_S = 5.0
 
 
@@ -105,17 +110,25 @@ class WorkerSide:
                 transfer.failed = True
 
     def _read(self, transfer: _Transfer, task: LoadTask, runs: Sequence[RunBlocks], job: Job) -> None:
-        for run in runs:
+        for first in range(0, len(runs), _LOAD_BATCH):
+            batch = runs[first : first + _LOAD_BATCH]
             if transfer.failed or transfer.cancelled:
                 return
-            loaded = self._store.load(run.shards[self._shard], self._kv.sections)
-            if loaded is None:
+            keys = [run.shards[self._shard] for run in batch]
+            copy = partial(self._copy, transfer, task.start, batch)
+            if not self._store.load_into(keys, self._kv.sections, copy):
                 transfer.failed = True
                 return
-            with loaded, transfer.gate:
-                if transfer.cancelled:
-                    return
-                self._kv.scatter(loaded.values, self._targets(run, task.start))
+
+    def _copy(
+        self, transfer: _Transfer, start: int, runs: Sequence[RunBlocks], i: int, loaded: Opened
+    ) -> bool:
+        """One run into its blocks, unless nobody waits for it any more."""
+        with transfer.gate:
+            if transfer.cancelled or transfer.failed:
+                return False
+            self._kv.scatter(loaded.values, self._targets(runs[i], start), loaded.check)
+            return True
 
     def _targets(self, run: RunBlocks, start: int) -> list[list[tuple[int, int]]]:
         """Per group the blocks to write: those that exist and hold no token before `start`."""

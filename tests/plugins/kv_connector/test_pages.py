@@ -30,7 +30,9 @@ def test_a_run_goes_out_and_comes_back_into_other_blocks() -> None:
     untouched = [i for i in range(BLOCKS) if i not in (10, 11, 12, 13, 14)]
     assert torch.equal(whole[untouched], before[untouched])
     assert torch.equal(whole[10:14, 16:], before[10:14, 16:]), "the other group's bytes of a block stay"
-    kv.scatter(values, [[(2, 15)], []])
+    seen: list[bytes] = []
+    kv.scatter(values, [[(2, 15)], []], lambda piece: seen.append(bytes(piece)))
+    assert b"".join(seen) == b"".join(bytes(v) for v in values), "every byte is shown, in order"
     assert torch.equal(whole[15, :16], before[7, :16])
 
 

@@ -1,6 +1,7 @@
 """The shared-memory backend beside memcpy, in turn: objects of 1 MiB out of a set larger than the caches.
 
-Ours: find, pin, check every byte, copy into the reader's buffer, unpin. Memcpy: the copy alone. One thread.
+Ours: find, pin, copy into the reader's buffer and check every byte, unpin. Memcpy: the copy alone, out of
+this process's own memory. Both into the same buffer, which was written to before; one thread.
 """
 
 from __future__ import annotations
@@ -8,18 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from vllm_deepinfer.store.base import Item
-from vllm_deepinfer.store.codec import Section, decode, encode
+from vllm_deepinfer.store.codec import Opened, Section, encode
 from vllm_deepinfer.store.conformance import keys
 from vllm_deepinfer.store.memory import MemoryBackend
+from vllm_deepinfer.store.prefix_store import PrefixStore
 from vllm_deepinfer.store.stamp import Stamp
 
 MIB = 1 << 20
-_SECTIONS = (Section("full 0", MIB),)
+BATCH = 16  # as the connector's worker
 
 
 @dataclass(frozen=True)
@@ -30,39 +33,46 @@ class MemoryRound:
     store: float
 
 
-def measure(folder: Path, objects: int, rounds: int) -> list[MemoryRound]:
-    """Rounds in turn over `objects` MiB at `folder` on tmpfs. The first pass, which maps, is not counted."""
-    backend = MemoryBackend(folder, 4 * objects * MIB)
-    chain = keys(objects, "memory")
-    stamp = Stamp.new(time.time(), 3_600, 1)
-    source = np.random.default_rng(0).integers(0, 256, objects * MIB, dtype=np.uint8)
-    target = np.zeros(objects * MIB, dtype=np.uint8)
-    for i, key in enumerate(chain):
-        backend.put(Item(key, encode(key, _SECTIONS, [source[i * MIB : (i + 1) * MIB].data]), stamp))
+def measure(folder: Path, total: int, rounds: int, object_bytes: int = MIB) -> list[MemoryRound]:
+    """Rounds in turn over `total` bytes at `folder` on tmpfs. The first pass, which maps, is not counted."""
+    count = total // object_bytes
+    backend, chain = MemoryBackend(folder, 4 * total), keys(count, "memory")
+    sections, stamp = (Section("full 0", object_bytes),), Stamp.new(time.time(), 3_600, 1)
+    source = np.random.default_rng(0).integers(0, 256, count * object_bytes, dtype=np.uint8)
+    target = np.zeros_like(source)
+    have, room = (
+        [array.data[i * object_bytes : (i + 1) * object_bytes] for i in range(count)]
+        for array in (source, target)
+    )
+    for key, value in zip(chain, have, strict=True):
+        backend.put(Item(key, encode(key, sections, [value]), stamp))
+    store = PrefixStore(backend)
+
+    def copy(first: int, i: int, opened: Opened) -> bool:
+        opened.copy_to([room[first + i]])
+        return True
 
     def ours() -> None:
-        for i, key in enumerate(chain):
-            blob = backend.get(key)
-            if blob is None:
+        for first in range(0, count, BATCH):
+            if not store.load_into(chain[first : first + BATCH], sections, partial(copy, first)):
                 raise RuntimeError("the memory store has lost an object")
-            with blob:
-                (value,) = decode(blob.data, key, _SECTIONS)
-                target[i * MIB : (i + 1) * MIB] = np.frombuffer(value, dtype=np.uint8)
 
     def memcpy() -> None:
-        for i in range(objects):
-            target[i * MIB : (i + 1) * MIB] = source[i * MIB : (i + 1) * MIB]
+        for value, place in zip(have, room, strict=True):
+            place[:] = value
 
     ours()
     if not np.array_equal(source, target):
         raise RuntimeError("the memory store returned other bytes")
     memcpy()
-    found = [MemoryRound(_speed(memcpy, objects), _speed(ours, objects)) for _ in range(rounds)]
+    nbytes = count * object_bytes
+    found = [MemoryRound(_speed(memcpy, nbytes), _speed(ours, nbytes)) for _ in range(rounds)]
+    backend.delete(chain)
     backend.close()
     return found
 
 
-def _speed(function: Callable[[], None], objects: int) -> float:
+def _speed(function: Callable[[], None], nbytes: int) -> float:
     start = time.perf_counter()
     function()
-    return objects * MIB / (time.perf_counter() - start) / 1e9
+    return nbytes / (time.perf_counter() - start) / 1e9
