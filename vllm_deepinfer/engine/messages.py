@@ -71,6 +71,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
         cache_salt: requests share prefix-cache entries only when their salts are equal (tenants).
         targets: this request's own latency targets.
         traffic_class: name of a retention class of the prefix store ("agent", "chat", …).
+        cache_ttl_s: how long the prefix store keeps the prompt after its last use; None: as the class says.
         hand_over: None: the KV is made and used in this engine alone.
     """
 
@@ -81,6 +82,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     targets: Targets | None = None
     traffic_class: str | None = None
+    cache_ttl_s: float | None = None
     hand_over: KvHandOver | None = None
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from vllm_deepinfer.gateway.calls import CLIENT_LEFT, Call
@@ -15,6 +16,7 @@ from vllm_deepinfer.gateway.errors import ApiError, error_body, internal_error
 from vllm_deepinfer.gateway.generation import begin, collect
 from vllm_deepinfer.gateway.http_io import Disconnected, Scope, header, parse_object, read_body, send_json
 from vllm_deepinfer.gateway.offload import offload
+from vllm_deepinfer.gateway.retention import NOTHING, from_headers
 from vllm_deepinfer.gateway.steps import within
 from vllm_deepinfer.gateway.streaming.exchange import CollectExchange, Exchange, StreamExchange
 from vllm_deepinfer.gateway.streaming.keepalive import KeepAlive
@@ -106,12 +108,15 @@ class GenerationEndpoint:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
         core, settings = self._core, self._core.settings
         call.key = core.keys.authenticate(header(scope, b"authorization"), header(scope, b"x-api-key"))
+        asked = from_headers(scope)
         raw = await read_body(scope, receive, settings.max_body_bytes, settings.body_timeout_s)
         with ExitStack() as places:
             places.enter_context(core.admission.admit())
             places.enter_context(core.hold_rate(call))
             body = await offload(len(raw), parse_object, raw)
             prepared = await self._api.prepare(body, len(raw), call)
+            if asked is not NOTHING:
+                prepared = replace(prepared, retention=asked.over(prepared.retention))
             core.check_priority(prepared, call)
             if prepared.detached:
                 document = await self._api.detach(prepared, body, call, places.pop_all())

@@ -19,7 +19,8 @@ from vllm_deepinfer_plugins.forced import FORCED
 # Keys of `SamplingParams.extra_args`, where vLLM's server puts `vllm_xargs`: flat, as those take no nesting.
 TTFT_TARGET_MS = "deepinfer_ttft_target_ms"
 ITL_TARGET_MS = "deepinfer_itl_target_ms"
-TRAFFIC_CLASS = "deepinfer_traffic_class"
+TRAFFIC_CLASS = "prefix_store_class"  # these two are read by kv_connector/request_options
+CACHE_TTL_S = "prefix_store_ttl_s"
 KV_TRANSFER = "kv_transfer_params"  # vLLM's own key
 
 
@@ -97,6 +98,7 @@ def _extra_args(request: GenerateRequest) -> dict[str, Any]:
         TTFT_TARGET_MS: targets.ttft_ms if targets else None,
         ITL_TARGET_MS: targets.itl_ms if targets else None,
         TRAFFIC_CLASS: request.traffic_class,
+        CACHE_TTL_S: request.cache_ttl_s,
         FORCED: list(request.sampling.forced) or None,
         KV_TRANSFER: _kv_transfer(request.hand_over),
     }

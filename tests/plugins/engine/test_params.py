@@ -66,11 +66,12 @@ def test_the_defaults_ask_for_nothing() -> None:
 
 def test_targets_and_class_travel_as_extra_arguments() -> None:
     targets = Targets(ttft_ms=500.0, itl_ms=40.0)
-    theirs = params.sampling_params_of(request_of(targets=targets, traffic_class="agent"))
+    theirs = params.sampling_params_of(request_of(targets=targets, traffic_class="agent", cache_ttl_s=60.0))
     assert theirs.extra_args == {
         "deepinfer_ttft_target_ms": 500.0,
         "deepinfer_itl_target_ms": 40.0,
-        "deepinfer_traffic_class": "agent",
+        "prefix_store_class": "agent",
+        "prefix_store_ttl_s": 60.0,
     }
     partly = params.sampling_params_of(request_of(targets=Targets(itl_ms=40.0)))
     assert partly.extra_args == {"deepinfer_itl_target_ms": 40.0}

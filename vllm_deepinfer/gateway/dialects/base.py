@@ -24,6 +24,7 @@ from vllm_deepinfer.gateway.constraints import ToolPolicy, output_constraint
 from vllm_deepinfer.gateway.conversion_errors import located
 from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.fields import EngineFields
+from vllm_deepinfer.gateway.retention import NOTHING, Wanted
 from vllm_deepinfer.gateway.streaming.parser import Chunk, Generator, OutputParser
 
 Body = dict[str, Any]
@@ -84,6 +85,7 @@ class Prepared:
         stream: whether the client wants events.
         generator: makes the chunk generator of one choice.
         encoder, collector: make the wire format.
+        retention: how long the prefix store is to keep the prompt, as the body says.
         detached: nobody waits for the answer. settings: what the answer reports of the request beyond the
             recipe.
     """
@@ -100,6 +102,7 @@ class Prepared:
     choices: int = 1
     priority: int = 0
     cache_salt: str | None = None
+    retention: Wanted = NOTHING
     detached: bool = False
     settings: Body = field(default_factory=dict)
 

@@ -23,6 +23,7 @@ from vllm_deepinfer.gateway.dialects.base import (
 )
 from vllm_deepinfer.gateway.errors import ApiError, error_body
 from vllm_deepinfer.gateway.fields import EngineFields, refuse_unknown
+from vllm_deepinfer.gateway.retention import from_body
 from vllm_deepinfer.gateway.streaming.parser import Chunk, OutputParser
 from vllm_deepinfer.gateway.streaming.sse import data_frame
 
@@ -44,11 +45,10 @@ RECIPE_FIELDS = frozenset(
         "reasoning_effort",
     ]
 )
-OWN_FIELDS = frozenset({"max_completion_tokens", "chat_template_kwargs"})
+OWN_FIELDS = frozenset({"max_completion_tokens", "chat_template_kwargs", "metadata"})
 INERT_FIELDS = frozenset(
     [
         "user",
-        "metadata",
         "store",
         "safety_identifier",
         "prompt_cache_key",
@@ -122,6 +122,7 @@ def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
         choices=choices,
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt,
+        retention=from_body(body),
     )
 
 

@@ -31,6 +31,7 @@ from vllm_deepinfer.gateway.dialects.base import (
 )
 from vllm_deepinfer.gateway.errors import ApiError, error_body
 from vllm_deepinfer.gateway.fields import EngineFields, refuse_unknown
+from vllm_deepinfer.gateway.retention import from_body, with_cache_control
 from vllm_deepinfer.gateway.streaming.parser import Chunk, OutputParser
 from vllm_deepinfer.gateway.streaming.sse import event_frame
 
@@ -51,8 +52,8 @@ RECIPE_FIELDS = frozenset(
         "output_config",
     ]
 )
-OWN_FIELDS = frozenset({"output_format"})
-INERT_FIELDS = frozenset({"metadata", "betas", "context_management", "inference_geo"})
+OWN_FIELDS = frozenset({"output_format", "metadata", "cache_control"})
+INERT_FIELDS = frozenset({"betas", "context_management", "inference_geo"})
 REFUSED = {
     "mcp_servers": "this server calls no MCP servers; declare their tools as client tools.",
     **dict.fromkeys(
@@ -97,6 +98,7 @@ def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
         collector=lambda: MessagesCollector(answer_id, model),
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt,
+        retention=with_cache_control(from_body(body), body),
     )
 
 

@@ -28,6 +28,7 @@ from vllm_deepinfer.gateway.dialects.base import (
 )
 from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.fields import EngineFields, refuse_unknown
+from vllm_deepinfer.gateway.retention import from_body
 from vllm_deepinfer.gateway.streaming.parser import Chunk, Generator, OutputParser
 from vllm_deepinfer.gateway.streaming.sse import event_frame
 
@@ -179,6 +180,7 @@ def prepare(body: Body, earlier: Sequence[Any], card: ModelCard, answer_id: str)
         collector=lambda: ResponsesCollector(answer_id, model, settings),
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt,
+        retention=from_body(body),
         detached=settings["background"],
         settings=settings,
     )
