@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,11 @@ from vllm.logger import init_logger
 from vllm_deepinfer.checkpoint.config import TextConfig, V41Config
 from vllm_deepinfer.checkpoint.verify import INDEX, SINGLE
 
+from ..draft.blocks import Drafter
+from ..draft.load import PREFIX, fill
+from ..draft.paged import PagedDrafter, draft_stores
+from ..draft.sampling import Block, Draws, draw_block
+from ..draft.settle import uses_dspark
 from ..kernels import Kernels, suspended
 from ..kernels.prepare import load_or_warn
 from ..settings import Settings
@@ -56,6 +61,12 @@ class DeepseekV41ForCausalLM(nn.Module):
         self.stores = make_stores(
             vllm_config, config, f"{prefix}." if prefix else "", replayed=settings.encoder_replay is True
         )
+        self.drafter = Drafter(config, self.dtype) if uses_dspark(vllm_config) else None
+        if self.drafter is not None:
+            own = draft_stores(vllm_config, config, f"{prefix}." if prefix else "")
+            self.stores = Stores({**self.stores.tokens, **own}, self.stores.entries)
+            self._drafting = PagedDrafter(self.drafter, own, self.tiles)
+            self.backbone.tap = self._drafting.tap
         # Modules, so that vLLM and a caller that lists modules see the stores.
         self._paged = nn.ModuleList([*self.stores.tokens.values(), *self.stores.entries.values()])
         self._ready = False
@@ -112,6 +123,8 @@ class DeepseekV41ForCausalLM(nn.Module):
             return
         self._kernels = load_or_warn() if self._wants_kernels else None
         pack(self.backbone, self._kernels)
+        if self.drafter is not None:
+            pack(self.drafter, self._kernels)
 
     def _sequence(self, positions: torch.Tensor, *step: Any) -> PagedSequence:
         parts = (self.config, positions, self.tiles, self.stores, *step)
@@ -132,9 +145,41 @@ class DeepseekV41ForCausalLM(nn.Module):
         logits: torch.Tensor = self.tiles(self.backbone.logits, hidden_states)
         return logits
 
+    def draft(
+        self,
+        requests: torch.Tensor,
+        anchors: torch.Tensor,
+        positions: torch.Tensor,
+        count: int,
+        draws: Draws,
+    ) -> Block:
+        """Drafts after the last step; arguments as of `PagedDrafter.hidden` and `draw_block`."""
+        assert self.drafter is not None, "this engine was not started with the drafter"
+        with suspended() if self._kernels is None else nullcontext():
+            hidden = self._drafting.hidden(requests, anchors, positions, self.backbone.embed.weight)
+            blocks = hidden.unflatten(0, (len(anchors), -1))
+            logits = self.compute_logits(blocks[:, :count].flatten(0, 1)).unflatten(0, (len(anchors), -1))
+            return draw_block(self.drafter, blocks, logits, anchors, count, self.tiles, draws)
+
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Fill the backbone from released tensors; returns the names of the filled parameters."""
-        return {f"backbone.{name}" for name in load_into(self.backbone, weights, self.dtype)}
+        """Fill the model from released tensors; returns the names of the filled parameters."""
+        kept: list[tuple[str, torch.Tensor]] = []
+        filled = {
+            f"backbone.{name}" for name in load_into(self.backbone, self._apart(weights, kept), self.dtype)
+        }
+        if self.drafter is not None:
+            filled |= {f"drafter.{name}" for name in fill(self.drafter, kept)}
+        return filled
+
+    def _apart(
+        self, weights: Iterable[tuple[str, torch.Tensor]], kept: list[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights without the drafter's, which go into ``kept`` if there is one."""
+        for name, tensor in weights:
+            if not name.startswith(PREFIX):
+                yield name, tensor
+            elif self.drafter is not None:
+                kept.append((name, tensor))
 
 
 def make_stores(vllm_config: Any, config: TextConfig, prefix: str = "", *, replayed: bool = False) -> Stores:

@@ -19,8 +19,9 @@ from vllm.platforms import current_platform
 from vllm_deepinfer.checkpoint.config import ConfigError, V41Config
 from vllm_deepinfer.checkpoint.layout import verify_headers
 
+from ..draft.settle import settle as settle_speculation
 from ..kernels.prepare import prepare_kernels
-from ..replay.settle import settle
+from ..replay.settle import refuse_for_native, settle
 from ..settings import Settings
 from .hashes import engram_hash
 
@@ -53,6 +54,7 @@ class V41ConfigHook(DeepseekV4ForCausalLMConfig):
         settings = Settings.read(vllm_config.additional_config)
         portable = PORTABLE_NAME in _architectures(model) or settings.portable_model
         if native_class_exists() and not portable:
+            refuse_for_native(settings)
             DeepseekV4ForCausalLMConfig.verify_and_update_config(vllm_config)
             return
         if settings.portable_model and native_class_exists():
@@ -60,6 +62,7 @@ class V41ConfigHook(DeepseekV4ForCausalLMConfig):
             model.quantization = None
         _correct(model)
         refuse(vllm_config)
+        settle_speculation(vllm_config)
         settle(vllm_config)
         if current_platform.is_cpu() and str(model.dtype) == "torch.bfloat16" and not settings.invariant:
             prepare_kernels(wanted=settings.native_kernels)
