@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -40,6 +42,8 @@ class Backbone(nn.Module):
             raise ValueError("engram_layer_ids is not empty, so the model needs the tokenizer's EngramHash")
         self.ngrams = NgramRows(hashes) if needs_ids and hashes is not None else None
         self.last_source = max((plan.index for plan in config.schedule() if plan.owns_kv), default=None)
+        self.tap: Callable[[int, torch.Tensor, Sequence], None] | None = None
+        """Called with each layer's number and input streams [tokens, n, hidden], for a drafter."""
 
     def forward(self, ids: torch.Tensor, sequence: Sequence) -> torch.Tensor:
         """Normalised hidden states [tokens, hidden] of token ids [tokens]; 0 for rows that are not kept."""
@@ -50,6 +54,8 @@ class Backbone(nn.Module):
         kept = None if self.last_source is None else sequence.kept()
         for layer in self.layers:
             written = False
+            if self.tap is not None:
+                self.tap(layer.plan.index, streams, sequence)
             if kept is not None and layer.plan.index == self.last_source:
                 # From here on the other rows would be computed for nobody: what they leave is written.
                 layer.write(streams, pre, sequence, rows)
