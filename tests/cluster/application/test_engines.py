@@ -10,7 +10,7 @@ import pytest
 from vllm_deepinfer.cluster.application import engines
 from vllm_deepinfer.cluster.application.specs import ReplicaSpec
 from vllm_deepinfer.engine.simulated import SimulatedEngine, chained_tokens
-from vllm_deepinfer.recipes.schema import Recipe
+from vllm_deepinfer.recipes.schema import Recipe, Store
 
 
 def spec(**changes: Any) -> ReplicaSpec:
@@ -70,3 +70,15 @@ def test_pools_of_a_node_never_share_a_nixl_port(monkeypatch: pytest.MonkeyPatch
         for role in ("prefill", "decode", "prefill", "decode")
     ]
     assert ports == ["7000", "7001", "7002", "7003"]
+
+
+def test_an_aggregated_pool_gets_the_recipe_s_store() -> None:
+    store = {"url": "/var/lib/kv", "capacity": "500GiB"}
+    found = engines._transfer((made := spec(store=store)).whole, made.settings)["kv_transfer_config"]
+    assert (found["kv_connector"], found["kv_role"]) == ("PrefixStoreConnector", "kv_both")
+    assert found["kv_load_failure_policy"] == "recompute", "the connector refuses any other"
+    assert found["kv_connector_extra_config"] == {"store": "/var/lib/kv", "capacity": "500GiB"}
+    assert engines.store_connector(Store(url="memory:a"))["kv_connector_extra_config"] == {
+        "store": "memory:a"
+    }
+    assert engines._transfer((none := spec()).whole, none.settings) == {}

@@ -8,7 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve._private.common import (
+    DeploymentHandleSource,
+    DeploymentID,
+    ReplicaID,
+    RequestMetadata,
+    RunningReplicaInfo,
+)
 from ray.serve.request_router import PendingRequest
 
 from vllm_deepinfer.cluster.application.request_router import PolicyRouter
@@ -60,7 +66,7 @@ def member(view: PoolView, *, queued: int = 0, used: int = 0, most: int = 8) -> 
 
 def pending(argument: object, *, key: str = "") -> PendingRequest:
     number = str(next(_ids))
-    return PendingRequest([argument], {}, RequestMetadata(number, number))
+    return PendingRequest([argument], {}, RequestMetadata(number, number, _by_reference=True))
 
 
 async def test_the_view_is_the_process_s_and_learns_who_runs() -> None:
@@ -143,3 +149,57 @@ async def test_where_a_ticket_went_is_told_to_who_waits_for_it() -> None:
     assert not future.done()
     router.on_request_routed(pending(Ticket("k", 1)), ReplicaID("a", DEPLOYMENT), None)
     assert await future == "a"
+
+
+class Sent:
+    """A replica's actor as far as Serve's wrapper calls it."""
+
+    def __init__(self) -> None:
+        self._actor_id = None
+        self.plain: list[tuple[Any, ...]] = []
+        self.streamed: list[tuple[Any, ...]] = []
+        self.handle_request = SimpleNamespace(remote=self._plain)
+        self.handle_request_with_rejection = SimpleNamespace(
+            options=lambda **_: SimpleNamespace(remote=self._streamed)
+        )
+
+    def _plain(self, *arguments: Any) -> None:
+        self.plain.append(arguments[1:])
+
+    def _streamed(self, *arguments: Any) -> None:
+        self.streamed.append(arguments[1:])
+
+
+def wrapped(router: PolicyRouter, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Sent]:
+    """As the router wraps a replica that Serve tells of."""
+    sent = Sent()
+    monkeypatch.setattr(RunningReplicaInfo, "get_actor_handle", lambda self: sent)
+    info = RunningReplicaInfo(
+        replica_id=ReplicaID("a", DEPLOYMENT),
+        node_id=None,
+        node_ip=None,
+        availability_zone=None,
+        actor_name="a",
+        max_ongoing_requests=8,
+    )
+    return router.create_replica_wrapper(info), sent
+
+
+async def test_a_ticket_is_one_plain_call_that_serve_takes_for_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    router = router_of(Replica("a"))
+    replica, sent = wrapped(router, monkeypatch)
+    router.view.members["a"] = member(router.view)
+    router.view.choose(Ticket("k", 3), ["a"])
+    ticket = Ticket("k", 3)
+    answer = replica.try_send_request(pending(ticket), with_rejection=True)
+    assert (sent.plain, sent.streamed) == ([(ticket,)], [])
+    queue = await answer.get_rejection_response()
+    assert queue.accepted and queue.num_ongoing_requests == 1, "the one that is on its way"
+
+
+async def test_any_other_call_keeps_serve_s_own_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica, sent = wrapped(router_of(Replica("a")), monkeypatch)
+    replica.try_send_request(pending("x"), with_rejection=True)
+    assert (sent.plain, sent.streamed) == ([], [("x",)])

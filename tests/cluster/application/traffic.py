@@ -161,7 +161,8 @@ class Traffic:
                     reason = choice["finish_reason"] or reason
                 if event.get("usage"):
                     tokens = event["usage"]["completion_tokens"]
-        if reason != "length" or tokens != limit:
+        whole = (reason == "length" and tokens == limit) or (reason == "stop" and 0 < tokens < limit)
+        if not whole:
             raise Broken(f"it ended by {reason} after {tokens} of {limit} tokens")
         return text, tokens
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.engine.contract import Recorder, request_of
+import pytest
+
+from tests.engine.contract import Recorder, eventually, request_of
 from vllm_deepinfer.cluster.channel import EngineServer, RemoteEngine
 from vllm_deepinfer.cluster.channel.leases import Leases
+from vllm_deepinfer.engine import Overloaded
 from vllm_deepinfer.engine.simulated import SimulatedEngine
 
 
@@ -60,5 +63,34 @@ async def test_over_the_channel() -> None:
         assert await asyncio.wait_for(lost, 5)
     finally:
         await remote.close()
+        await server.close()
+        await engine.close()
+
+
+async def test_one_request_too_many_of_all_gateways_is_refused_and_holds_nothing() -> None:
+    engine = SimulatedEngine()
+    await engine.start()
+    server = EngineServer(engine, most_active=2)
+    address = await server.start()
+    gateways = [RemoteEngine(address), RemoteEngine(address)]
+    recorder = Recorder()
+    try:
+        long = [request_of([1, 2, 3], max_tokens=20_000) for _ in gateways]
+        for gateway, request in zip(gateways, long, strict=True):
+            await gateway.start()
+            await gateway.submit(request, recorder)
+        held = asyncio.ensure_future(server.leases.hold("c"))
+        third = request_of([1, 2, 3], max_tokens=5)
+        with pytest.raises(Overloaded, match="has its 2 requests") as refused:
+            await gateways[0].submit(third, recorder, lease="c")
+        assert refused.value.retry_after_s > 0 and engine.load().active_requests == 2
+        assert await asyncio.wait_for(held, 5), "its lease ends with the refusal"
+        await gateways[1].abort([long[1].request_id])
+        await eventually(lambda: sum(len(one.alive) for one in server._sessions.values()) == 1)
+        await gateways[0].submit(third, recorder)
+        await recorder.ended(third.request_id)
+    finally:
+        for gateway in gateways:
+            await gateway.close()
         await server.close()
         await engine.close()

@@ -15,13 +15,15 @@ from vllm_deepinfer.engine.simulated import SimulatedEngine, chained_tokens
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.gateway.engines import make_engine, vocabulary
 from vllm_deepinfer.recipes.checkpoints import ensure_checkpoint
-from vllm_deepinfer.recipes.schema import Pool, Recipe, Simulated
+from vllm_deepinfer.recipes.schema import Pool, Recipe, Simulated, Store
 
 from .slots import claim_slot
 from .specs import ReplicaSpec
 
 HAND_OVER = "vllm_deepinfer.hand_over"
 """Entry points: role, lease and deadline → what vLLM's --kv-transfer-config takes."""
+STORE_CONNECTOR = "vllm_deepinfer_plugins.kv_connector"
+"""The module that vLLM loads in the engine's process; this process never imports it."""
 
 
 def engine_of(spec: ReplicaSpec) -> Engine:
@@ -91,6 +93,9 @@ def _scheduler(recipe: Recipe, pool: Pool) -> dict[str, Any]:
 
 
 def _transfer(recipe: Recipe, pool: Pool) -> dict[str, Any]:
+    """vLLM's KV connector: the shared store of an aggregated pool, the hand-over of prefill and decode."""
+    if recipe.store is not None and pool.role == "aggregated":
+        return {"kv_transfer_config": store_connector(recipe.store)}
     if recipe.transfer.kind != "nixl" or pool.role not in ("prefill", "decode"):
         return {}
     found = {point.name: point for point in entry_points(group=HAND_OVER)}
@@ -104,6 +109,18 @@ def _transfer(recipe: Recipe, pool: Pool) -> dict[str, Any]:
         cpu=nixl.buffer_device == "cpu",
     )
     return {"kv_transfer_config": config}
+
+
+def store_connector(store: Store) -> dict[str, Any]:
+    """What `--kv-transfer-config` takes for the shared prefix store."""
+    extra = {"store": store.url, **({} if store.capacity is None else {"capacity": store.capacity})}
+    return {
+        "kv_connector": "PrefixStoreConnector",
+        "kv_connector_module_path": STORE_CONNECTOR,
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra,
+    }
 
 
 def _environment(spec: ReplicaSpec) -> dict[str, str]:

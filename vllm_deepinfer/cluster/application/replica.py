@@ -35,7 +35,9 @@ class EngineReplica:
             await self._engine.close()
             raise
         keys = spec.keys
-        self._server = EngineServer(self._engine, f"tcp://{spec.host()}:*", keys, beat_s=spec.beat_s)
+        self._server = EngineServer(
+            self._engine, f"tcp://{spec.host()}:*", keys, beat_s=spec.beat_s, most_active=spec.most_active
+        )
         self._address = await self._server.start()
         self._last_steps, self._last_at = 0, asyncio.get_running_loop().time()
         logger.info("Pool %s: a replica serves at %s.", spec.pool, self._address)

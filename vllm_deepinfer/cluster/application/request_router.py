@@ -4,16 +4,48 @@ Serve runs the router of a pool in every process that holds a handle to it: here
 candidates for each call and sends the call itself, with its own limits, retries and accounting. Ours answers
 with the one replica that `policy/routing.py` chooses by the loads in the process's `PoolView`, or with none,
 and then Serve asks again after its back-off (10 ms and rising): the request waits at the gateway.
+
+A ticket is sent as a plain call. Serve's own protocol makes each call a stream whose first item says whether
+the replica has room, half of what a call costs the gateway; here the view knows the room, and the token
+channel, on which the request itself follows, refuses what is beyond it (`EngineServer`'s ``most_active``).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ray.serve._private.common import ReplicaQueueLengthInfo, RunningReplicaInfo
+from ray.serve._private.replica_result import ActorReplicaResult
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from .tickets import Ticket
 from .view import PoolView, view_of
+
+
+class _Taken(ActorReplicaResult):  # type: ignore[misc]  # Ray is Any to the type checker
+    """A plain call's result, which Serve takes for accepted."""
+
+    queue: ReplicaQueueLengthInfo
+
+    async def get_rejection_response(self) -> ReplicaQueueLengthInfo:
+        """See `ActorReplicaResult.get_rejection_response`."""
+        return self.queue
+
+
+class _Open(RunningReplica):  # type: ignore[misc]
+    """A replica that is sent its tickets as plain calls."""
+
+    view: PoolView
+
+    def try_send_request(self, pr: PendingRequest, with_rejection: bool) -> Any:
+        """See `RunningReplica.try_send_request`."""
+        # Serve's other transport, gRPC, has results of another class.
+        plain = bool(pr.args) and isinstance(pr.args[0], Ticket) and pr.metadata._by_reference
+        result = super().try_send_request(pr, with_rejection=with_rejection and not plain)
+        if plain and with_rejection:
+            result.__class__ = _Taken  # made by Serve's wrapper, which has no place to say which class
+            result.queue = ReplicaQueueLengthInfo(True, self.view.ongoing(self.replica_id.unique_id))
+        return result
 
 
 class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray is Any to the type checker
@@ -27,6 +59,12 @@ class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray is Any to the ty
     def initialize_state(self, **kwargs: Any) -> None:
         """See `RequestRouter.initialize_state`."""
         self.view = view_of(kwargs["pool"], kwargs["role"])
+
+    def create_replica_wrapper(self, replica_info: RunningReplicaInfo) -> RunningReplica:
+        """See `RequestRouter.create_replica_wrapper`."""
+        replica = _Open(replica_info)
+        replica.view = self.view
+        return replica
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """See `RequestRouter.update_replicas`."""

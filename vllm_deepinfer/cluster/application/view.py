@@ -133,6 +133,13 @@ class PoolView:
         self._assigned[ticket.key] = (choice.worker, made.number)
         return choice.worker
 
+    def ongoing(self, replica: str) -> int:
+        """Requests that the replica has or that are on their way to it; 0 for one that is not known."""
+        if replica not in self.members:
+            return 0
+        load = self.members[replica].engine.load()
+        return load.active_requests + len(self.ledger.open(replica, self.clock()))
+
     def _ready(self, name: str, nobody: bool = False) -> bool:
         """Whether the replica can take a request; ``nobody`` for no replica at all."""
         if not name:

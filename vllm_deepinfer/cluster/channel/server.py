@@ -50,6 +50,10 @@ class _Session:
         self._wake()
 
 
+FULL_RETRY_S = 0.05
+"""When to ask a full replica again: some request of many ends every few steps."""
+
+
 class EngineServer:
     """Serves one engine on one address. The engine is started and closed by its owner.
 
@@ -59,6 +63,7 @@ class EngineServer:
         keys: Needed beyond the loopback.
         beat_s: Interval of `wire.State`.
         silent_s: A gateway that has said nothing for so long is gone: its requests are aborted.
+        most_active: Requests of all gateways together; one more is refused as `Overloaded`. None: no limit.
 
     Raises:
         ChannelError: An address beyond the loopback without keys.
@@ -72,6 +77,7 @@ class EngineServer:
         *,
         beat_s: float = 0.5,
         silent_s: float = 5.0,
+        most_active: int | None = None,
     ) -> None:
         check_address(address, keys)
         self.engine, self.address = engine, address
@@ -83,6 +89,7 @@ class EngineServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsent = asyncio.Event()
         self._wedged: Health | None = None
+        self._most_active = most_active
 
     async def start(self) -> str:
         """Begin to serve; returns the address with its real port."""
@@ -189,6 +196,9 @@ class EngineServer:
         if message.lease:
             self.leases.claim(message.lease, wire_id)
         try:
+            alive = sum(len(one.alive) for one in self._sessions.values())
+            if self._most_active is not None and alive > self._most_active:  # this one is among them
+                raise Overloaded(f"the replica has its {self._most_active} requests.", FULL_RETRY_S)
             await self.engine.submit(message.request, session)
         except EngineError as error:
             session.alive.discard(wire_id)
