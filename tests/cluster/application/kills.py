@@ -220,7 +220,10 @@ def main() -> None:
             pools = {name: pool.replicas.min for name, pool in application.recipe.pools.items()}
             killer = Killer(application, {**pools, "gateway": len(application.urls)}, chosen.seed)
             model = application.recipe.served_names[0]
-            with Traffic(list(application.urls), model, streams=chosen.streams).flowing() as traffic:
+            # An answer of a real engine in this mode takes seconds.
+            sizes: dict[str, Any] = {"tokens": (8, 60), "prompts": 8} if chosen.recipe else {}
+            flow = Traffic(list(application.urls), model, streams=chosen.streams, **sizes)
+            with flow.flowing() as traffic:
                 tallies = killer.storm(kinds, chosen.kills, traffic, chosen.seconds)
             report = {
                 "rows": [one.row() for one in tallies],

@@ -24,7 +24,7 @@ class Traffic:
     Args:
         urls: of the gateways; change the list at any time.
         streams: at once.
-        tokens: of an answer, from and to.
+        tokens: of an answer, from and to. prompts: how many different ones.
 
     Attributes:
         counts: ``answered``; ``lost``: accepted, and then ended with an error or not at all; ``wrong``: other
@@ -36,7 +36,13 @@ class Traffic:
     """
 
     def __init__(
-        self, urls: list[str], model: str, *, streams: int = 8, tokens: tuple[int, int] = (20, 160)
+        self,
+        urls: list[str],
+        model: str,
+        *,
+        streams: int = 8,
+        tokens: tuple[int, int] = (20, 160),
+        prompts: int = 24,
     ) -> None:
         self.urls, self.killed = urls, dict[str, float]()
         self.counts: Counter[str] = Counter()
@@ -44,7 +50,7 @@ class Traffic:
         self._model, self._streams = model, streams
         rng = random.Random(1)
         self._prompts = [
-            (" ".join(rng.choices(WORDS, k=rng.randint(1, 60))), rng.randint(*tokens)) for _ in range(24)
+            (" ".join(rng.choices(WORDS, k=rng.randint(1, 60))), rng.randint(*tokens)) for _ in range(prompts)
         ]
         self._peace: dict[int, tuple[str, int]] = {}
         self._heard: dict[int, float] = {}  # by stream: when its newest token came
