@@ -114,7 +114,7 @@ def test_everything_wrong_is_told_at_once() -> None:
         "them.",
         "gateway.host is 0.0.0.0, which other machines reach: give gateway.api_keys, or allow_anonymous: "
         "true.",
-        "store is given, but no engine uses a shared store yet: leave it out.",
+        "store is given, but only a pool of the role aggregated uses one yet: leave it out.",
         "store.url is nowhere:x: write a folder such as /var/lib/kv, memory:NAME, or "
         "s3://BUCKET?endpoint=URL.",
     ]

@@ -49,10 +49,12 @@ class Store(Part):
 
     Attributes:
         url: an address of `store/uri.py`, such as /mnt/3fs/kv, memory:NAME or s3://BUCKET.
+        capacity: what it may hold, such as 500GiB; None leaves it to expiry.
         connect_timeout_s: `check` and `serve` give up after this.
     """
 
     url: Text
+    capacity: Text | None = None
     connect_timeout_s: Positive = 3.0
 
 

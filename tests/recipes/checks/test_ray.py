@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.recipes.samples import ALONE, faults
+from tests.recipes.samples import ALONE, SPLIT, faults
 from vllm_deepinfer.recipes.checks.ray import check_ray, check_store
 
-UNUSED = "store is given, but no engine uses a shared store yet: leave it out."
+UNUSED = "store is given, but only a pool of the role aggregated uses one yet: leave it out."
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,19 @@ def test_times() -> None:
 
 def test_a_store_that_is_not_there(tmp_path: Path) -> None:
     assert faults(ALONE, check=check_store) == []
-    assert faults(ALONE, check=check_store, store={"url": str(tmp_path)}) == [UNUSED]
+    assert faults(ALONE, check=check_store, store={"url": str(tmp_path), "capacity": "5GiB"}) == []
     url = str(tmp_path / "no")
     assert faults(ALONE, check=check_store, store={"url": url}) == [
-        UNUSED,
         f"store.url is {url}: there is no folder {tmp_path}/no, make it first.",
+    ]
+
+
+def test_a_store_that_no_engine_uses(tmp_path: Path) -> None:
+    store = {"url": str(tmp_path)}
+    assert faults(SPLIT, check=check_store, store=store) == [UNUSED]
+    assert faults(ALONE, check=check_store, store=store, pools__all__engine="simulated") == [
+        "store is given, but pools.all is simulated and keeps no KV: leave it out."
+    ]
+    assert faults(ALONE, check=check_store, store={**store, "capacity": "5 GB"}) == [
+        "store.capacity is '5 GB'; write a size such as 512MiB or 8GiB."
     ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.recipes.checks.context import Context
 from vllm_deepinfer.recipes.store_url import unreachable
+from vllm_deepinfer.store.uri import size
 
 _ADDRESS = re.compile(r"(ray://)?[A-Za-z0-9._-]+:(\d{1,5})|(ray://)?\[[0-9a-fA-F:]+\]:(\d{1,5})")
 
@@ -34,11 +36,21 @@ def check_ray(context: Context) -> Iterator[str]:
 
 
 def check_store(context: Context) -> Iterator[str]:
-    """A store that is named must be there, and something must use it."""
+    """A store that is named must be there, and an engine must use it."""
     store = context.recipe.store
     if store is None:
         return
-    yield "store is given, but no engine uses a shared store yet: leave it out."
+    pools = context.recipe.with_role("aggregated")
+    if not pools:
+        yield "store is given, but only a pool of the role aggregated uses one yet: leave it out."
+    for name, pool in pools.items():
+        if pool.engine == "simulated":
+            yield f"store is given, but pools.{name} is simulated and keeps no KV: leave it out."
+    if store.capacity is not None:
+        try:
+            size(store.capacity, "store.capacity")
+        except UserError as error:
+            yield str(error)
     problem = unreachable(store.url, store.connect_timeout_s)
     if problem:
         yield f"store.url is {store.url}: {problem}."
