@@ -80,6 +80,14 @@ async def test_mistakes(gateway: Gateway, path: str, body: Any, says: str) -> No
     assert answer.status_code in (400, 404) and says in answer.json()["error"]["message"], answer.text
 
 
+async def test_a_fault_of_ours_is_said_in_the_apis_own_form(gateway: Gateway, monkeypatch: Any) -> None:
+    monkeypatch.setattr(gateway.app.core.runner.prompts, "decode", lambda ids: 1 / 0)
+    answer = await gateway.http.post("/detokenize", json={"tokens": [1]})
+    assert answer.status_code == 500 and "ZeroDivision" not in answer.text
+    assert answer.json()["error"]["type"] == "api_error"
+    assert answer.headers["x-request-id"]
+
+
 async def test_health_and_readiness(gateway: Gateway) -> None:
     health = await gateway.http.get("/health")
     assert health.status_code == 200 and health.json() == {"status": "ready", "detail": ""}

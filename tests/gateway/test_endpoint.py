@@ -55,6 +55,32 @@ async def test_a_client_that_leaves_stops_the_engine(path: str, stream: bool) ->
         assert sample(gateway, "requests_total", route=path, status="499") == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("how", ["a large body after its head", "a second request behind the first"])
+async def test_a_client_that_leaves_is_missed_though_nothing_is_read(path: str, how: str) -> None:
+    """asyncio does not see the end of a connection whose reading uvicorn has paused."""
+    prompt = {"input": "hi"} if path == "/v1/responses" else {"messages": ASK["messages"], "max_tokens": 4000}
+    large = how.startswith("a large")
+    padding = {"metadata": {"a": "x" * 100_000}} if large else {}
+    body = json.dumps({"model": MODEL} | prompt | padding).encode()
+    async with running(LONG) as gateway:
+        host, port = gateway.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode())
+        await asyncio.sleep(0.05)  # so that the gateway waits for the body
+        writer.write(body)
+        await until(lambda: gateway.engine.load().running_requests == 1)
+        if not large:
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            await asyncio.sleep(0.05)
+        assert gateway.engine.load().active_requests == 1
+        writer.close()
+        assert await until(lambda: gateway.engine.load().active_requests == 0) < 0.5
+        await gateway.idle()
+        assert sample(gateway, "aborts_total", reason="disconnect") == 1
+
+
 async def test_a_slow_reader_is_dropped_and_holds_up_nobody() -> None:
     async with running(config={"max_model_len": 200_000}, max_pending_bytes=50_000) as gateway:
         gateway.engine._tokens = hashed_tokens(512, reserved=100)

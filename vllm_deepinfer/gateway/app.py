@@ -68,6 +68,7 @@ class GatewayApp:
         app.add_exception_handler(ApiError, _on_error)
         app.add_exception_handler(HTTPException, _on_error)
         app.add_exception_handler(RequestValidationError, _on_error)
+        app.add_exception_handler(Exception, _on_error)  # it is raised again, and `_route` logs it
         return app
 
     @asynccontextmanager
@@ -179,4 +180,6 @@ def _as_api_error(error: Exception, request: Request) -> ApiError:
             405: f"{request.url.path[:100]} does not take {request.method}.",
         }
         return ApiError(error.status_code, texts.get(error.status_code, str(error.detail)))
-    return ApiError(400, "a parameter of the path or query is not valid.")
+    if isinstance(error, RequestValidationError):
+        return ApiError(400, "a parameter of the path or query is not valid.")
+    return internal_error()

@@ -11,7 +11,14 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from vllm_deepinfer.gateway.streaming.lane import SCOPE_KEY, Lane, LaneProtocol, chunk_head, write_burst
+from vllm_deepinfer.gateway.streaming.lane import (
+    MOST_HEAD_BYTES,
+    SCOPE_KEY,
+    Lane,
+    LaneProtocol,
+    chunk_head,
+    write_burst,
+)
 from vllm_deepinfer.gateway.streaming.sse import SseWriter
 
 App = Callable[[Any, Any, Any], Any]
@@ -35,7 +42,10 @@ class FakeTransport:
 
 
 class FakeFlow:
-    write_paused = False
+    read_paused = write_paused = False
+
+    def resume_reading(self) -> None:
+        self.read_paused = False
 
 
 @pytest.fixture
@@ -359,6 +369,58 @@ async def test_a_whole_request_begins_at_once_and_others_in_a_task(loop: str) ->
             ("/v1/responses", False),
             ("/v1/messages", False),
         ]
+        writer.close()
+        server.should_exit = True
+        await task
+
+    await asyncio.to_thread(_run, loop, main())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("piece", [b"x-a: b\r\n" * 500, b"a" * 4000], ids=["many headers", "a long one"])
+async def test_a_head_without_end_is_refused(loop: str, piece: bytes) -> None:
+    async def main() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"fine"})
+
+        server, task, port = await serve(app, http=LaneProtocol)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")  # an earlier one on the same connection
+        assert b"200" in await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 10)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nx-b: ")
+        reading, sent = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n")), 0
+        while not reading.done() and sent < 4 * MOST_HEAD_BYTES:
+            writer.write(piece)
+            sent += len(piece)
+            await asyncio.sleep(0.002)
+        answer = await asyncio.wait_for(reading, 10)
+        assert answer.startswith(b"HTTP/1.1 431 ") and b"connection: close" in answer
+        writer.close()
+        server.should_exit = True
+        await task
+
+    await asyncio.to_thread(_run, loop, main())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_a_body_is_no_head(loop: str) -> None:
+    async def main() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            size, more = 0, True
+            while more:
+                message = await receive()
+                size, more = size + len(message["body"]), message["more_body"]
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"%d" % size})
+
+        server, task, port = await serve(app, http=LaneProtocol)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = b"x" * (3 * MOST_HEAD_BYTES)
+        for _ in range(3):
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            answer = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 10)
+            assert b"200 OK" in answer and b"%d" % len(body) in answer
         writer.close()
         server.should_exit = True
         await task

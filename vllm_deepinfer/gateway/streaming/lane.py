@@ -11,7 +11,9 @@ a client of HTTP/1.0, everything goes through `send` as ever.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import select
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -22,6 +24,9 @@ from vllm_deepinfer.gateway.steps import eager_task
 
 SCOPE_KEY = "deepinfer.lane"
 EAGER_PATHS = frozenset({"/v1/chat/completions", "/v1/messages", "/v1/responses"})
+MOST_HEAD_BYTES = 64 << 10  # of a request line and headers, give or take one read; the parser has no limit
+LOOK_S = 0.05  # between two looks at a connection that is not read
+_ENDED = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # the last one is Linux's
 CHUNK_HEADS = [b"%x\r\n" % size for size in range(4096)]
 
 
@@ -84,6 +89,8 @@ class Lane:
         self._watched.add(self)
         if self._transport.is_closing():
             on_lost()
+        else:
+            self._flow.resume_reading()  # paused behind a large body, nobody would see the end
 
     def unwatch(self) -> None:
         """Watch no more. Idempotent."""
@@ -141,22 +148,34 @@ class LaneProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._watched: set[Lane] = set()
         self._feeding = False
+        self._looking: asyncio.TimerHandle | None = None
+        self._in_head = False
+        self._head_bytes = 0
         self._arrived: tuple[RequestResponseCycle, Any] | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._looking is not None:
+            self._looking.cancel()
         for lane in tuple(self._watched):
             lane.lost()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
         transport = self.transport
         connection = transport.get_extra_info("socket")
         if connection is not None and transport.get_extra_info("sslcontext") is None:
             lane = Lane(transport, self.flow, connection.fileno(), self._watched)
             cast(dict[str, Any], self.scope)[SCOPE_KEY] = lane
 
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
     def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
         self._feeding = True
         try:
             super().data_received(data)
@@ -165,6 +184,37 @@ class LaneProtocol(HttpToolsProtocol):
             arrived, self._arrived = self._arrived, None
             if arrived is not None:
                 self._begin(*arrived)
+        if self._in_head and self._head_bytes > MOST_HEAD_BYTES:
+            self._refuse_head()
+        elif self._watched and self.flow.read_paused and self._looking is None:
+            self._look()
+
+    def _refuse_head(self) -> None:
+        """A head without end would be kept whole."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:  # else it would be part of another answer
+            self.transport.write(
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+                b"content-length: 0\r\nconnection: close\r\n\r\n"
+            )
+        self.transport.close()
+
+    def _look(self) -> None:
+        """Look for the end of a watched connection, again and again while it is not read.
+
+        uvicorn reads no more behind a request that came before the answer to the one before it, and asyncio
+        does not see the end of what it does not read.
+        """
+        self._looking = None
+        if not (self._watched and self.flow.read_paused) or self.transport.is_closing():
+            return
+        look = select.poll()
+        look.register(next(iter(self._watched)).fd, _ENDED)
+        if look.poll(0):
+            self.transport.abort()
+        else:
+            self._looking = self.loop.call_later(LOOK_S, self._look)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self._feeding and self._arrived is None:  # its body may be in the same data
