@@ -285,6 +285,7 @@ async def test_control_tokens_in_user_text_stay_text(gateway: Gateway) -> None:
         ({"min_tokens": 9, "max_tokens": 3}, 400, "min_tokens must be in [0, 3]"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, 400, "not both"),
         ({"chat_template_kwargs": {"add_generation_prompt": False}}, 400, "only thinking"),
+        ({"stream": True, "stream_options": [None]}, 400, "stream_options: send an object."),
     ],
 )
 async def test_a_mistake_gets_one_sentence(

@@ -183,6 +183,21 @@ async def test_an_error_in_the_stream_is_an_event_and_a_failed_response() -> Non
         assert found[-1][1]["response"]["status"] == "failed"
 
 
+async def test_an_error_before_the_first_event_of_a_stream_that_was_kept_open() -> None:
+    async with running(keepalive_s=0.05) as gateway:
+        gateway.engine.faults.fail_requests[1] = 0
+        gateway.engine.faults.stall_s = 0.4
+        body = {"model": MODEL, "input": "hi", "stream": True, "metadata": {"a": "b"}}
+        answer = await gateway.http.post("/v1/responses", json=body)
+        assert answer.text.startswith(": keep-alive\n\n")
+        found = [data for _, data in events(answer.text)]
+        assert [data["type"] for data in found] == ["error", "response.failed"]
+        for data in found:
+            EVENT.validate_python(data)
+        failed = found[-1]["response"]
+        assert failed["status"] == "failed" and failed["model"] == MODEL and failed["metadata"] == {"a": "b"}
+
+
 async def test_incomplete_says_why(gateway: Gateway) -> None:
     answer = await gateway.openai.responses.create(model=MODEL, input="hi", max_output_tokens=3)
     assert answer.status == "incomplete" and answer.incomplete_details is not None
@@ -243,6 +258,8 @@ async def test_tool_namespaces(gateway: Gateway) -> None:
         ({"max_output_tokens": 10**6}, 400, "max_output_tokens: send a whole number from 1 to "),
         ({"include": "logprobs"}, 400, "include: send a list of strings."),
         ({"input": [{"type": "web_search_call"}]}, 400, "input.0: there are no items of type"),
+        ({"input": [{"type": ["message"]}]}, 400, "input.0: there are no items of type"),
+        ({"input": [{"type": {}}]}, 400, "input.0: there are no items of type"),
         ({"input": [{"role": "user"}]}, 400, "input.0: content is missing."),
         ({"model": None}, 400, "model: name one of"),
         ({"tools": [{"type": "custom", "name": "x"}]}, 400, "tools: unsupported custom tool"),

@@ -100,6 +100,8 @@ def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
     model = card.require(body)
     refuse_unknown(body, KNOWN, REFUSED)
     _check_fixed(body)
+    if not isinstance(body.get("stream_options"), dict | None):  # the recipe takes a list of its values too
+        raise ApiError(400, "stream_options: send an object.", param="stream_options")
     for name in ("max_completion_tokens", "max_tokens"):
         check_limit(body, name, card)
     fields = EngineFields.read(body, ENGINE_FIELDS)

@@ -132,7 +132,7 @@ def input_items(body: Body) -> list[Any]:
     if isinstance(given, list):
         for number, item in enumerate(given):
             kind = item.get("type", "message") if isinstance(item, dict) else "message"
-            if kind not in ITEMS:
+            if not isinstance(kind, str) or kind not in ITEMS:
                 raise ApiError(
                     400,
                     f"input.{number}: there are no items of type {str(kind)[:60]!r} here; send one of "
@@ -176,7 +176,7 @@ def prepare(body: Body, earlier: Sequence[Any], card: ModelCard, answer_id: str)
         sampling=sampling(conversation, fields, tools, fields.constraint()),
         stream=conversation.stream,
         generator=generator,
-        encoder=lambda: ResponsesEncoder(answer_id, settings),
+        encoder=lambda: ResponsesEncoder(answer_id, model, settings),
         collector=lambda: ResponsesCollector(answer_id, model, settings),
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt,
@@ -200,12 +200,12 @@ def _settings(body: Body, fields: EngineFields) -> Body:
 class ResponsesEncoder:
     """Named events; keeps the final response."""
 
-    def __init__(self, answer_id: str, settings: Body) -> None:
-        self._id = answer_id
+    def __init__(self, answer_id: str, model: str, settings: Body) -> None:
+        self._begin = (answer_id, model, int(time.time()))
         self._settings = settings
         self._sent = 0
         self.forms: dict[int, tuple[bytes, bytes]] = {}
-        self._response: Body = {"id": answer_id}
+        self._response: Body = {}
 
     def encode(self, index: int, chunks: Sequence[Chunk], parser: OutputParser) -> bytes:
         """See StreamEncoder."""
@@ -236,7 +236,8 @@ class ResponsesEncoder:
     def error(self, error: ApiError) -> bytes:
         """See StreamEncoder: an error event, then the failed response."""
         event = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
-        failed = {"type": "response.failed", "response": failed_response(self._response, error)}
+        response = self._response or pending_response(*self._begin, self._settings)  # only kept open so far
+        failed = {"type": "response.failed", "response": failed_response(response, error)}
         return event_frame("error", _dump(event | {"sequence_number": self._sent})) + event_frame(
             "response.failed", _dump(failed | {"sequence_number": self._sent + 1})
         )
