@@ -92,7 +92,15 @@ def test_bench_leaves_nothing(store: DirectoryBackend, capsys: pytest.CaptureFix
         (["stat", "dir:/x"], "nearest is 'directory'"),
         (["stat", "memory:a/b"], "is no name"),
         (["stat", "/x?fast=1"], "no option 'fast'; the nearest is 's"),
-        (["stat", "/proc/nothing"], "cannot be opened"),
+        (["stat", "/proc/nothing"], "There is no store at /proc/nothing; an engine makes one, or"),
+        (["stat", "/tmp,memory:never-made"], "There is no store at /dev/shm/vllm-deepinfer-never-made;"),
+        (["bench", "/proc/nothing"], "The store /proc/nothing cannot be opened"),
+        (
+            ["bench", "{store}", "--object-size", "5TiB"],
+            "no measurement; write an --object-size up to 1.0 GiB",
+        ),
+        (["bench", "{store}", "--object-size", "1B", "--total", "9TiB"], "9,895,604,649,984 objects of 1 B"),
+        (["bench", "{store}", "--object-size", "1GiB", "--total", "90000GiB"], "free; write a --total below"),
         (["stat", "/tmp/a,"], "names no place"),
         (["gc", "{store}", "--capacity", "5GB"], "--capacity is '5GB'; write a size"),
         (["rm", "{store}"], "or give --all"),
@@ -108,3 +116,30 @@ def test_mistakes_are_one_sentence(
     err = capsys.readouterr().err.strip()
     assert words in err.splitlines()[-1]
     assert len(err.splitlines()) == 1 and "Traceback" not in err
+
+
+def test_looking_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt address is refused, not filled with the folders of an empty store."""
+    for command in ("stat", "ls", "verify", "gc"):
+        assert run(["store", command, str(tmp_path / "kvv")]) == 2
+    assert run(["store", "rm", str(tmp_path / "kvv"), "--all"]) == 2
+    assert list(tmp_path.iterdir()) == []
+    capsys.readouterr()
+
+
+def test_a_damaged_folder_is_looked_at_all_the_same(
+    store: DirectoryBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Foreign files, a folder under an object's name, an empty object."""
+    first, second, third = (Path(store._path(key)) for key in keys(3))
+    first.unlink()
+    first.mkdir()
+    second.write_bytes(b"")
+    (third.parent / "notes.txt").write_text("not ours")
+    (store.root / "v1" / "objects" / "stray").write_text("x")
+    assert run(["store", "verify", str(store.root)]) == 1
+    out = capsys.readouterr().out
+    assert "5 objects, 1 damaged." in out and "an object of 0 bytes has no header" in out
+    for command in (["stat"], ["ls"], ["gc", "--garbage-age", "0"]):
+        assert run(["store", command[0], str(store.root), *command[1:]]) == 0
+    assert (third.parent / "notes.txt").exists(), "what is not ours stays"

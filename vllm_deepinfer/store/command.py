@@ -21,7 +21,7 @@ from vllm_deepinfer.store.base import Backend, Entry
 from vllm_deepinfer.store.errors import CorruptObject, StoreError
 from vllm_deepinfer.store.keys import Key
 from vllm_deepinfer.store.sweeper import GARBAGE_AGE_S, Sweeper, held
-from vllm_deepinfer.store.uri import open_store, size
+from vllm_deepinfer.store.uri import absent, open_store, size
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 Address = Annotated[str, typer.Argument(metavar="STORE", help="The store's address.")]
 _BATCH = 256
+_LARGEST, _MOST = 1 << 30, 100_000  # of a bench: bytes of an object, objects
 
 
 @app.command()
@@ -208,10 +209,19 @@ def bench(
     """Write, look up and read objects in this very store, every byte checked, and remove them again."""
     from vllm_deepinfer.store.probe import probe
 
-    nbytes = size(object_size, "--object-size")
-    count = max(1, size(total, "--total") // nbytes)
-    with _opened(store) as backend, _bar("measuring", 3 * count) as advance:
-        result = probe(backend, count, nbytes, advance)
+    nbytes, whole = size(object_size, "--object-size"), size(total, "--total")
+    count = max(1, whole // nbytes)
+    if nbytes > _LARGEST or count > _MOST:
+        raise UserError(
+            f"{count:,} objects of {_size(nbytes)} are no measurement; write an --object-size up to "
+            f"{_size(_LARGEST)}, and a --total of at most {_MOST:,} of them."
+        )
+    with _opened(store, make=True) as backend:
+        free = backend.free_bytes()
+        if free is not None and count * nbytes > free:
+            raise UserError(f"The store has {_size(free)} free; write a --total below that.")
+        with _bar("measuring", 3 * count) as advance:
+            result = probe(backend, count, nbytes, advance)
     table = Table("", "MB/s", "median ms", "p99 ms", title=f"{store}: {count} objects of {_size(nbytes)}")
     for row in result:
         rate = "" if row.mb_per_s is None else f"{row.mb_per_s:,.0f}"
@@ -221,7 +231,10 @@ def bench(
 
 
 @contextmanager
-def _opened(address: str) -> Iterator[Backend]:
+def _opened(address: str, make: bool = False) -> Iterator[Backend]:
+    missing = None if make else absent(address)
+    if missing is not None:
+        raise UserError(f"There is no store at {missing}; an engine makes one, or correct the address.")
     backend = open_store(address)
     try:
         yield backend

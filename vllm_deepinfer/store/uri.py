@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl
 
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.store.base import Backend
-from vllm_deepinfer.store.directory import DirectoryBackend
+from vllm_deepinfer.store.directory import VERSION_FOLDER, DirectoryBackend
 from vllm_deepinfer.store.errors import StoreError
 from vllm_deepinfer.store.measured import Measured
 from vllm_deepinfer.store.memory import DEFAULT_CAPACITY, MemoryBackend
@@ -31,6 +31,7 @@ from vllm_deepinfer.store.tiered import TieredBackend
 GROUP = "vllm_deepinfer.store"
 Opener = Callable[[str, dict[str, str]], Backend]
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):(?://)?")
+_DIRECTORY_OPTIONS = ("direct", "sync")
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -45,6 +46,20 @@ def open_store(address: str, stats: StoreStats | None = None) -> Backend:
     if stats is not None:
         tiers = [Measured(tier, stats) for tier in tiers]
     return tiers[0] if len(tiers) == 1 else TieredBackend(tiers)
+
+
+def absent(address: str) -> str | None:
+    """The folder of a store's slowest tier that is not there, or None; opening a store would make it."""
+    *_, last = (part.strip() for part in address.split(","))
+    scheme, rest, options = _split(last, address)
+    if scheme == "memory":
+        path = _memory_path(rest, options)
+    elif scheme == "directory":
+        _known(options, _DIRECTORY_OPTIONS, "directory")
+        path = Path(rest).expanduser()
+    else:
+        return None
+    return None if not path.is_absolute() or (path / VERSION_FOLDER).is_dir() else str(path)
 
 
 def size(text: str, what: str) -> int:
@@ -68,7 +83,8 @@ def _open_one(part: str, address: str) -> Backend:
     try:
         return openers[scheme](rest, options)
     except StoreError as error:
-        raise UserError(f"{str(error).rstrip('.')}.") from error
+        text = str(error).rstrip(".")
+        raise UserError(f"{text[:1].upper()}{text[1:]}.") from error
 
 
 def _split(part: str, address: str) -> tuple[str, str, dict[str, str]]:
@@ -83,7 +99,7 @@ def _split(part: str, address: str) -> tuple[str, str, dict[str, str]]:
 
 
 def _directory(rest: str, options: dict[str, str]) -> Backend:
-    _known(options, ("direct", "sync"), "directory")
+    _known(options, _DIRECTORY_OPTIONS, "directory")
     path = Path(rest).expanduser()
     if not path.is_absolute():
         raise UserError(f"The store {rest!r} is a relative path; write it from / on, engines run anywhere.")
@@ -91,14 +107,18 @@ def _directory(rest: str, options: dict[str, str]) -> Backend:
 
 
 def _memory(rest: str, options: dict[str, str]) -> Backend:
+    path = _memory_path(rest, options)
+    capacity = size(options["capacity"], "capacity") if "capacity" in options else DEFAULT_CAPACITY
+    return MemoryBackend(path, capacity)
+
+
+def _memory_path(rest: str, options: dict[str, str]) -> Path:
     _known(options, ("capacity",), "memory")
     if not rest.startswith("/") and not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", rest):
         raise UserError(
             f"The memory store {rest!r} is no name; use letters, digits, dots and dashes, or a path."
         )
-    path = Path(rest) if rest.startswith("/") else Path("/dev/shm") / f"vllm-deepinfer-{rest}"
-    capacity = size(options["capacity"], "capacity") if "capacity" in options else DEFAULT_CAPACITY
-    return MemoryBackend(path, capacity)
+    return Path(rest) if rest.startswith("/") else Path("/dev/shm") / f"vllm-deepinfer-{rest}"
 
 
 def _s3(rest: str, options: dict[str, str]) -> Backend:
