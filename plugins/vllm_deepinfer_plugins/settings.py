@@ -34,11 +34,14 @@ class Settings(BaseModel):
             once, or a graph holds. None: 32 on a CPU, 128 elsewhere.
         step_cost_file: Where the fitted cost model is kept. None: in vLLM's cache folder.
         native_kernels: Compile the CPU's bfloat16 kernels with the machine's C compiler and use them.
-        encoder_replay: Window KV leaves the prefix cache and is computed again after a hit. None: off.
+        encoder_replay: Window KV leaves the prefix cache and is computed again after a hit. None: on where it
+            can be, unless batch-invariant mode is or --no-swa-bounded-replay was given.
         decoder_replay: Layers behind the last KV source compute a prompt's last rows only. None: where
             encoder_replay is on, unless batch-invariant mode is.
         window_tier_mib: Host memory for window KV of prefixes that may be hit again; 0: none.
         window_tier_ttl_s: How long such window KV is kept.
+        verification: With speculation: verify the drafts that are worth their time, or all of them.
+        calibration_file: Of draft confidences, as `vllm-deepinfer calibrate` wrote it. None: learned anew.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,6 +53,8 @@ class Settings(BaseModel):
     decoder_replay: StrictBool | None = None
     window_tier_mib: Annotated[int, Field(strict=True, ge=0)] = 256
     window_tier_ttl_s: Positive = 300.0
+    verification: Literal["adaptive", "everything"] = "adaptive"
+    calibration_file: Annotated[StrictStr, Field(min_length=1)] | None = None
     itl_target_ms: Positive | None = None
     itl_percentile: Annotated[Positive, Field(lt=100)] = 99.0
     step_budget_ms: Positive | None = None

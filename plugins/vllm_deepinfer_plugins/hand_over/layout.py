@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vllm.config import VllmConfig
 
+from ..settings import Settings
 from .settings import MODULE
 
 VERSION = 1
@@ -38,6 +39,8 @@ def kv_layout(config: VllmConfig) -> str:
         "dtype": str(model.dtype),
         "kv_dtype": str(cache.cache_dtype),
         "block_size": cache.block_size,
+        # Whether Engram's ids and unfinished groups are paged, too, and which windows a block holds.
+        "replayed": Settings.read(config.additional_config).encoder_replay is True,
         "groups": not config.scheduler_config.disable_hybrid_kv_cache_manager,
         "pipeline": parallel.pipeline_parallel_size,
         "speculation": []

@@ -19,6 +19,7 @@ from ..settings import Settings
 from .keeper import WindowKeeper
 from .ledger import Ledger
 from .message import ReplayStep
+from .settle import WORKER
 from .sizes import Sizes
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ class BoundedReplay(Behind):
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         settings = Settings.read(vllm_config.additional_config)
-        # Settled for this project's model class only; with vLLM's own, hits are replayed or declined.
-        trims, keeps = settings.decoder_replay is True, settings.encoder_replay is True
+        # With any other worker, as vLLM's own class has, hits are replayed or declined and nothing else.
+        ours = vllm_config.parallel_config.worker_cls == WORKER
+        trims, keeps = ours and settings.decoder_replay is True, ours and settings.encoder_replay is True
         rows = Sizes.of(vllm_config.model_config.hf_text_config).rows if trims else None
         self._ledger = Ledger(self.prefix_replay_tokens, rows)
         capacity = settings.window_tier_mib << 20 if keeps else 0

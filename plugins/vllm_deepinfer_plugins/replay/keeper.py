@@ -66,7 +66,7 @@ class WindowKeeper:
     def load(self, request: Any, now: float) -> WindowCopy | None:
         """The order to load what is pinned for a request, now that it has blocks."""
         key, hit = self._pinned.pop(request.request_id, (None, 0))
-        kept = self._tier.find(key, float("-inf")) if key is not None else None
+        kept = self._tier.pinned(key) if key is not None else None
         if kept is None:
             return None
         kept.pins -= 1
@@ -78,7 +78,7 @@ class WindowKeeper:
     def forget(self, request_id: str) -> None:
         """The request does not load what was pinned for it."""
         key, _ = self._pinned.pop(request_id, (None, 0))
-        kept = self._tier.find(key, float("-inf")) if key is not None else None
+        kept = self._tier.pinned(key) if key is not None else None
         if kept is not None:
             kept.pins -= 1
 

@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 
 from vllm_deepinfer.errors import UserError
 
+from ..kernels.prepare import fallbacks
 from ..settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -20,9 +21,8 @@ PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker")
 WORKER = "vllm_deepinfer_plugins.replay.worker.ReplayWorker"
 SCHEDULER = "vllm_deepinfer_plugins.replay.scheduler.ReplayScheduler"
 
-
-BY_DEFAULT = False
-"""Replays are opt-in until whole engines have been through the random schedules; the model is proven."""
+BY_DEFAULT = True
+"""As vLLM has it for its own class; batch-invariant mode promises what a replay cannot keep."""
 
 
 class ReplayError(UserError):
@@ -39,9 +39,10 @@ def settle(vllm_config: Any) -> None:
     cache = vllm_config.cache_config
     wanted = BY_DEFAULT and cache.swa_bounded_replay and not settings.invariant
     encoder = _settle("encoder_replay", settings.encoder_replay, wanted, _obstacle(vllm_config))
-    # Windows that a prompt's first rows never had must not come out of a prefix cache.
-    cached = cache.enable_prefix_caching and not encoder
-    stale = "the prefix cache would hold windows that it never computed: write encoder_replay true as well"
+    # Windows that a prompt's first rows never had must not come out of a prefix cache or store.
+    caches = cache.enable_prefix_caching or vllm_config.kv_transfer_config is not None
+    cached = caches and not encoder
+    stale = "prefix caches would hold windows that nobody computed: write encoder_replay true as well"
     decoder = _settle(
         "decoder_replay",
         settings.decoder_replay,
@@ -52,9 +53,28 @@ def settle(vllm_config: Any) -> None:
         vllm_config.parallel_config.worker_cls = WORKER
     if (encoder or decoder) and vllm_config.scheduler_config.scheduler_cls is None:
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER
+    if encoder and settings.encoder_replay is None:
+        logger.info(
+            "SWA bounded replay is on: an answer behind a prefix hit is not bit for bit that of a cold run. "
+            "--no-swa-bounded-replay or batch_invariant turn it off."
+        )
     part = dict((vllm_config.additional_config or {}).get("deepinfer", {}))
     part |= {"encoder_replay": encoder, "decoder_replay": decoder}
     vllm_config.additional_config = {**(vllm_config.additional_config or {}), "deepinfer": part}
+
+
+def refuse_for_native(settings: Settings) -> None:
+    """Where vLLM's own class runs, vLLM's flags rule.
+
+    Raises:
+        ReplayError: One sentence about a setting that nobody would read.
+    """
+    for name in ("encoder_replay", "decoder_replay"):
+        if getattr(settings, name) is not None:
+            raise ReplayError(
+                f'additional_config["deepinfer"]["{name}"] is for this project\'s DeepSeek-V4.1 class: leave '
+                "it out, vLLM's own follows --swa-bounded-replay"
+            )
 
 
 def _settle(name: str, asked: bool | None, default: bool, obstacle: str | None) -> bool:
@@ -63,6 +83,7 @@ def _settle(name: str, asked: bool | None, default: bool, obstacle: str | None) 
         return wanted
     if asked:
         raise ReplayError(f'additional_config["deepinfer"]["{name}"] is true, but {obstacle}')
+    fallbacks().labels(part=name).inc()
     logger.warning("%s is off: %s", name, obstacle)
     return False
 

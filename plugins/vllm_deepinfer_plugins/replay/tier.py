@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+FORGOTTEN = float("-inf")
+
 
 @dataclass(slots=True)
 class Kept:
@@ -49,10 +51,16 @@ class WindowTier:
         kept = self._kept.get(key)
         return kept if kept is not None and now < kept.until else None
 
+    def pinned(self, key: Hashable) -> Kept | None:
+        """What is kept under a key and pinned, however old it is."""
+        kept = self._kept.get(key)
+        return kept if kept is not None and kept.pins else None
+
     def use(self, key: Hashable, now: float) -> None:
-        """It is as good as new."""
-        self._kept[key].until = now + self._ttl
-        self._kept.move_to_end(key)
+        """It is as good as new, unless all was forgotten meanwhile."""
+        if self._kept[key].until > FORGOTTEN:
+            self._kept[key].until = now + self._ttl
+            self._kept.move_to_end(key)
 
     def keep(self, key: Hashable, floor: int, now: float) -> Kept | None:
         """Take a slot for a hit; None: it is kept already with as much behind the last KV source, or no slot
@@ -79,9 +87,10 @@ class WindowTier:
             self._release(key)
 
     def clear(self) -> None:
-        """Let go of everything that is not pinned: the prefix cache was reset."""
-        for key in [key for key, kept in self._kept.items() if not kept.pins]:
-            self._release(key)
+        """Let go of everything, the prefix cache was reset; what is pinned serves those requests alone."""
+        for kept in self._kept.values():
+            kept.until = FORGOTTEN
+        self.expire(FORGOTTEN)
 
     def take_dropped(self) -> list[int]:
         """Slots that became free since the last call and were not taken again."""

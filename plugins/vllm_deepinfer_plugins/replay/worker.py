@@ -28,13 +28,14 @@ class ReplayRunner(CPUModelRunner):
 
     truncations: Truncations
     windows: HostWindows | None
+    replays: bool
 
     @classmethod
     def adopt(cls, runner: Any) -> None:
         """Make a CPUModelRunner one of these."""
         settings = Settings.read(runner.vllm_config.additional_config)
         sizes = Sizes.of(runner.model_config.hf_text_config)
-        replayed = settings.encoder_replay is True
+        replayed = runner.replays = settings.encoder_replay is True
         runner.__class__ = cls
         runner.truncations = Truncations(
             sizes.window,
@@ -59,6 +60,8 @@ class ReplayRunner(CPUModelRunner):
         for key in scheduler_output.finished_req_ids:
             starts.pop(key, None)
         step = ReplayStep.of(scheduler_output)
+        if step is None and self.replays and scheduler_output.total_num_scheduled_tokens:
+            raise RuntimeError("this scheduler sends no replays, so that prefix hits would lack windows")
         if step is not None:
             starts.update(step.starts)
             self._copy(step)

@@ -39,6 +39,7 @@ def config_of(folder: Path, **changes: Any) -> Any:
         parallel_config=SimpleNamespace(pipeline_parallel_size=values["pp"]),
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=values.get("flat", False)),
         speculative_config=values.get("speculative"),
+        additional_config={"deepinfer": {"encoder_replay": values.get("replay")}},
     )
 
 
@@ -57,6 +58,7 @@ def folder(tmp_path: Path) -> Path:
         {"pp": 2},
         {"layers": 9},
         {"flat": True},
+        {"replay": True},
         {"speculative": SimpleNamespace(method="dspark", num_speculative_tokens=3)},
     ],
 )

@@ -67,6 +67,8 @@ def engine_config(folder: Path | str = "/nowhere", text: Change | None = None, *
             model_arch_config=Arch(),
         ),
         lora_config=None,
+        kv_transfer_config=None,
+        speculative_config=None,
         load_config=SimpleNamespace(load_format="auto"),
         additional_config={},
     )
@@ -257,6 +259,15 @@ def test_or_the_checkpoint_names_ours(native: list[str]) -> None:
     V41ConfigHook.verify_and_update_config(config)
     assert native == []
     assert not config.model_config.model_arch_config.is_deepseek_mla
+
+
+@pytest.mark.parametrize("name", ["encoder_replay", "decoder_replay"])
+@pytest.mark.parametrize("value", [True, False])
+def test_where_vllms_flags_rule_ours_are_refused(native: list[str], name: str, value: bool) -> None:
+    config = quantised(additional_config={"deepinfer": {name: value}})
+    with pytest.raises(UserError, match=f"{name}.* leave it out, vLLM's own follows --swa-bounded-replay"):
+        V41ConfigHook.verify_and_update_config(config)
+    assert native == []
 
 
 def test_settings_are_read_on_every_machine(native: list[str]) -> None:

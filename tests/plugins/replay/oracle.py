@@ -66,16 +66,19 @@ class Log:
         scheduler.schedule = logged
 
 
+def checkpoint(folder: Path) -> Path:
+    """Layers: window alone; a KV source of ratio 2 with Engram; the last source, ratio 1; one behind it."""
+    shape = {"ratios": (0, 2, 1, 1), "kv_sources": (1, 2), "index_sources": (1, 2, 3), "engram_layers": (1,)}
+    return tiny(folder, experts=4, heads=2, **shape)
+
+
 @contextmanager
 def engine(folder: Path, *, deepinfer: dict[str, Any] | None = None, **settings: Any) -> Iterator[Any]:
     """A V4.1 of four layers, batch-invariant, with both replays on and no window KV in host memory.
 
     Its hits are decided by tokens: no measured time may decide a test.
-
-    Layers: window alone; a KV source of ratio 2 with Engram; the last source, of ratio 1; one behind it.
     """
-    shape = {"ratios": (0, 2, 1, 1), "kv_sources": (1, 2), "index_sources": (1, 2, 3), "engram_layers": (1,)}
-    path = tiny(folder, experts=4, heads=2, **shape)
+    path = checkpoint(folder)
     given = {"block_size": BLOCK, "additional_config": {"deepinfer": {**ON, **(deepinfer or {})}}}
     with engines.engine(path, **{**given, **settings}) as llm:
         scheduler_of(llm).replay_cost = lambda: None

@@ -165,6 +165,9 @@ def test_restored_windows(tmp_path: Path) -> None:
         assert counts.restored_windows == before + 1 and counts.replayed_tokens == replayed
         assert log.loads == counts.restored_windows
         assert log.admissions["next"][0].hit == 0, "nothing is suppressed: the request begins behind its hit"
+        scheduler._now = lambda: time.monotonic() + 400  # longer than windows are kept
+        serve(llm, {"late": whole[:last] + ids(20, seed=8)})
+        assert counts.restored_windows == before + 1 and counts.replayed_tokens == replayed + WINDOW
         kept = counts.kept_windows
         assert kept > 0 and len(scheduler._windows) > 0
         assert scheduler.reset_prefix_cache() and len(scheduler._windows) == 0

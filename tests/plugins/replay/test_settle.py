@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from vllm.platforms import current_platform
-from vllm_deepinfer_plugins.replay import settle as module
 from vllm_deepinfer_plugins.replay.scheduler import ReplayScheduler
 from vllm_deepinfer_plugins.replay.settle import SCHEDULER, WORKER, ReplayError, settle
 from vllm_deepinfer_plugins.scheduler import TimeBudgetScheduler
@@ -23,11 +23,18 @@ class SchedulerConfig(SimpleNamespace):
 
 
 def config(
-    *, worker: str = "auto", scheduler: str | None = None, caching: bool = True, swa: bool = True, **ours: Any
+    *,
+    worker: str = "auto",
+    scheduler: str | None = None,
+    caching: bool = True,
+    swa: bool = True,
+    transfer: object = None,
+    **ours: Any,
 ) -> Any:
     return SimpleNamespace(
         additional_config={"deepinfer": ours, "other": 1} if ours else {},
         cache_config=SimpleNamespace(swa_bounded_replay=swa, enable_prefix_caching=caching),
+        kv_transfer_config=transfer,
         parallel_config=SimpleNamespace(worker_cls=worker),
         scheduler_config=SchedulerConfig(scheduler_cls=scheduler),
         use_v2_model_runner=False,
@@ -40,10 +47,13 @@ def settled(given: Any) -> tuple[bool, bool]:
     return part["encoder_replay"], part["decoder_replay"]
 
 
-def test_neither_by_default() -> None:
+def test_both_by_default_with_worker_and_scheduler() -> None:
     given = config()
-    assert settled(given) == (False, False)
-    assert given.parallel_config.worker_cls == "auto" and given.scheduler_config.scheduler_cls is None
+    assert settled(given) == (True, True)
+    assert given.parallel_config.worker_cls == WORKER
+    assert given.scheduler_config.scheduler_cls == SCHEDULER
+    assert given.scheduler_config.get_scheduler_cls() is ReplayScheduler
+    assert settled(given) == (True, True), "settling is idempotent"
 
 
 def test_both_when_asked_with_worker_and_scheduler() -> None:
@@ -71,7 +81,12 @@ def test_other_settings_stay() -> None:
         (config(swa=False), (False, False)),
         (config(encoder_replay=False), (False, False)),
         (config(encoder_replay=False, caching=False, decoder_replay=True), (False, True)),
-        (config(encoder_replay=False, caching=False), (False, False)),
+        (config(encoder_replay=False, caching=False), (False, True)),
+        (config(encoder_replay=False, caching=False, transfer="a store"), (False, False)),
+        (config(transfer="a store"), (True, True)),
+        (config(decoder_replay=False), (True, False)),
+        (config(caching=False), (True, True)),
+        (config(batch_invariant=False), (True, True)),
         (config(encoder_replay=True, decoder_replay=False), (True, False)),
     ],
 )
@@ -92,16 +107,18 @@ def test_the_time_budget_scheduler_is_one_of_ours() -> None:
     assert given.scheduler_config.get_scheduler_cls() is TimeBudgetScheduler
 
 
-def test_where_they_are_the_default_a_foreign_scheduler_or_worker_costs_them(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "BY_DEFAULT", True)
-    assert settled(config()) == (True, True)
+def test_a_foreign_scheduler_or_worker_costs_them_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
     assert settled(config(scheduler=STOCK)) == (False, False)
     assert "encoder_replay is off: --scheduler-cls is " + STOCK in caplog.text
     caplog.clear()
+    before = lost("encoder_replay")
     assert settled(config(worker="my.Worker")) == (False, False)
     assert "--worker-cls is my.Worker" in caplog.text
+    assert lost("encoder_replay") == before + 1, "/metrics says so, too"
+
+
+def lost(part: str) -> float:
+    return REGISTRY.get_sample_value("deepinfer_fallbacks_total", {"part": part}) or 0.0
 
 
 @pytest.mark.parametrize(

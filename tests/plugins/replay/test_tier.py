@@ -47,10 +47,14 @@ def test_pinned_stays_through_expiry_eviction_and_reset() -> None:
     assert tier.keep("b", 0, 1.0) is None, "no slot is free"
     assert tier.keep("a", 0, 1.0) is None, "somebody is about to read it"
     tier.expire(99.0)
+    assert tier.pinned("a") is kept
     tier.clear()
-    assert len(tier) == 1
+    assert len(tier) == 1 and tier.find("a", 0.0) is None, "after a reset it serves nobody else"
+    tier.use("a", 2.0)
+    assert tier.find("a", 2.0) is None, "nor does its use make it new"
     kept.pins -= 1
-    tier.clear()
+    assert tier.pinned("a") is None and tier.pinned("b") is None
+    tier.expire(2.0)
     assert len(tier) == 0 and tier.take_dropped() == [kept.slot]
 
 

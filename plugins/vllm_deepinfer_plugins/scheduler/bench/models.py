@@ -68,4 +68,6 @@ def engine_settings(name: str) -> dict[str, Any]:
         "max_num_seqs": 64,
         "enable_prefix_caching": False,
         "disable_log_stats": False,
+        # Schedulers are swapped in the running engine, vLLM's own among them, which sends no replays.
+        "additional_config": {"deepinfer": {"encoder_replay": False, "decoder_replay": False}},
     }
