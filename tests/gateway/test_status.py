@@ -13,7 +13,7 @@ from vllm_deepinfer.gateway.status import WINDOW, StatusBoard
 
 
 class FakeEngine:
-    info = EngineInfo(model="fake", max_model_len=10)
+    info = EngineInfo(model="/a/folder/of/the/server", max_model_len=10)
 
     def load(self) -> Load:
         return Load(running_requests=2, kv_tokens_used=30)
@@ -32,7 +32,7 @@ class Clock:
 def make() -> tuple[StatusBoard, GatewayMetrics, Admission, Clock]:
     engine, metrics, clock = cast(Engine, FakeEngine()), GatewayMetrics(), Clock()
     admission = Admission(engine.load, max_active=9, max_waiting=9)
-    return StatusBoard(engine, metrics, admission, clock), metrics, admission, clock
+    return StatusBoard(engine, metrics, admission, "called", clock), metrics, admission, clock
 
 
 def test_without_traffic_nothing_is_made_up() -> None:
@@ -40,7 +40,7 @@ def test_without_traffic_nothing_is_made_up() -> None:
     report = board.report()
     minute = report["last_minute"]
     assert minute["hit_rate"] is None and minute["ttft_ms"] == {"p50": None, "p90": None, "p99": None}
-    assert report["model"] == "fake" and report["health"] == {"state": "wedged", "detail": "stuck"}
+    assert report["model"] == "called" and report["health"] == {"state": "wedged", "detail": "stuck"}
     assert report["load"]["running_requests"] == 2 and report["load"]["kv_tokens_used"] == 30
 
 

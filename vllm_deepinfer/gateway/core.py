@@ -64,7 +64,7 @@ class Core:
             settings.response_db, ttl_s=settings.response_ttl_s, max_responses=settings.max_responses
         )
         self.metrics.watch(lambda: self.admission.active, engine)
-        self.board = StatusBoard(engine, self.metrics, self.admission)
+        self.board = StatusBoard(engine, self.metrics, self.admission, card.names[0])
         now = datetime.now(UTC).replace(microsecond=0)
         self.started_at, self.started_text = int(now.timestamp()), now.isoformat().replace("+00:00", "Z")
         self._tasks: list[asyncio.Task[None]] = []

@@ -36,8 +36,10 @@ class StatusBoard:
         engine: Engine,
         metrics: GatewayMetrics,
         admission: Admission,
+        model: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._model = model
         self._engine = engine
         self._metrics = metrics
         self._admission = admission
@@ -70,7 +72,7 @@ class StatusBoard:
         prompt = recent["prompt_tokens"]
         health = self._engine.health()
         return {
-            "model": self._engine.info.model,
+            "model": self._model,
             "uptime_s": round(now - self._started, 1),
             "health": {"state": str(health.state), "detail": health.detail},
             "draining": self._admission.draining,

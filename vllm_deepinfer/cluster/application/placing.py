@@ -60,7 +60,8 @@ def await_running(
             placed_at = now
         if placed_at is not None and now - placed_at > limits.start_s:
             raise PlacementError(
-                f"the engines were not ready within {limits.start_s:g} s of their placement: {line}."
+                f"the engines were not ready within {limits.start_s:g} s of their placement ({line}): raise "
+                "ray.deadlines.start_s if the machine is slow or busy."
             )
         time.sleep(poll_s)
 
