@@ -16,6 +16,7 @@ from vllm_deepinfer.store.directory import DirectoryBackend
 from vllm_deepinfer.store.keys import Key
 from vllm_deepinfer.store.memory import MemoryBackend
 
+Maker = Callable[[Path, int], Backend]
 _LINKS = 30_000  # names per file: file systems bound them, ext4 at 65,000
 
 

@@ -19,6 +19,7 @@ from vllm_deepinfer.store.codec import Opened, Section, encode
 from vllm_deepinfer.store.conformance import keys
 from vllm_deepinfer.store.memory import MemoryBackend
 from vllm_deepinfer.store.prefix_store import PrefixStore
+from vllm_deepinfer.store.segment import SEGMENT_BYTES
 from vllm_deepinfer.store.stamp import Stamp
 
 MIB = 1 << 20
@@ -36,7 +37,7 @@ class MemoryRound:
 def measure(folder: Path, total: int, rounds: int, object_bytes: int = MIB) -> list[MemoryRound]:
     """Rounds in turn over `total` bytes at `folder` on tmpfs. The first pass, which maps, is not counted."""
     count = total // object_bytes
-    backend, chain = MemoryBackend(folder, 4 * total), keys(count, "memory")
+    backend, chain = MemoryBackend(folder, 4 * total + 2 * SEGMENT_BYTES), keys(count, "memory")
     sections, stamp = (Section("full 0", object_bytes),), Stamp.new(time.time(), 3_600, 1)
     source = np.random.default_rng(0).integers(0, 256, count * object_bytes, dtype=np.uint8)
     target = np.zeros_like(source)
@@ -68,6 +69,7 @@ def measure(folder: Path, total: int, rounds: int, object_bytes: int = MIB) -> l
     nbytes = count * object_bytes
     found = [MemoryRound(_speed(memcpy, nbytes), _speed(ours, nbytes)) for _ in range(rounds)]
     backend.delete(chain)
+    backend.collect(0.0)
     backend.close()
     return found
 

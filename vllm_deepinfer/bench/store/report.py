@@ -118,7 +118,13 @@ def _disk(parts: Parts, folder: Path) -> None:
 def _memory(parts: Parts) -> None:
     def part() -> None:
         with tempfile.TemporaryDirectory(prefix="vllm-deepinfer-bench-", dir=SHM) as folder:
-            rounds = memory.measure(Path(folder) / "kv", 256, parts.rounds)
+            total = 256 * memory.MIB
+            rounds = memory.measure(Path(folder) / "kv", total, parts.rounds)
+            sizes = [memory.MIB * n // 2 for n in (1, 2, 4, 8, 16)]
+            parts.series["memory_gb_per_s_by_object"] = [
+                {"object_bytes": n, **asdict(memory.measure(Path(folder) / str(n), total, 2, n)[-1])}
+                for n in sizes
+            ]
         parts.add("memory_read_ratio", [r.store / r.memcpy for r in rounds])
         parts.series["memory_gb_per_s"] = [asdict(r) for r in rounds]
 
