@@ -12,6 +12,7 @@ from .load import check
 
 PROPOSER = "vllm_deepinfer_plugins.draft.proposer.DSparkProposer"
 WORKER = "vllm_deepinfer_plugins.draft.worker.DraftWorker"
+SCHEDULER = "vllm_deepinfer_plugins.verification.scheduler.VerifyingScheduler"
 PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker")
 OURS = f'{{"method": "custom_class", "model": "{PROPOSER}", "num_speculative_tokens": 5}}'
 WITHOUT_WEIGHTS = ("custom_class", "ngram", "suffix")
@@ -61,6 +62,9 @@ def settle(vllm_config: Any) -> None:
             'this drafter runs in model runner V1 only: write "method": "dspark", which is vLLM\'s own'
         )
     parallel.worker_cls = WORKER
+    scheduler = vllm_config.scheduler_config
+    if scheduler.scheduler_cls is None and not scheduler.async_scheduling:
+        scheduler.scheduler_cls = SCHEDULER
 
 
 def _refuse_method(speculative: Any) -> None:

@@ -88,6 +88,10 @@ class Planner:
         if cached:
             self._cached[request.request_id] = cached
 
+    def limit(self) -> float:
+        """Seconds that a step with decodes may take, targets of single requests aside."""
+        return self._limit(None)
+
     def forget(self, request_id: str) -> None:
         """A request has ended."""
         self._targets.pop(request_id, None)

@@ -9,6 +9,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from ..replay.metrics import ReplayCounter
+from ..verification.metrics import VerificationCounter
 from .report import StepReport
 
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.25, 0.5, 1.0, 2.0, 5.0)
@@ -58,6 +59,7 @@ class StepLogger(StatLoggerBase):
         self._engine = str(engine_index)
         self._before: StepReport | None = None
         self._replays = ReplayCounter(self._engine)
+        self._verification = VerificationCounter(self._engine)
 
     def record(
         self,
@@ -69,6 +71,7 @@ class StepLogger(StatLoggerBase):
         report = None
         if scheduler_stats is not None:
             self._replays.record(scheduler_stats)
+            self._verification.record(scheduler_stats)
             report = StepReport.take_from(scheduler_stats)
         if report is not None:
             self._count(metrics(), report)
