@@ -9,6 +9,7 @@ import pytest
 
 from vllm_deepinfer.bench.store import disk, lookups, memory
 from vllm_deepinfer.bench.store.report import TARGETS, Parts
+from vllm_deepinfer.store.directory import DirectoryBackend
 from vllm_deepinfer.store.memory import MemoryBackend
 from vllm_deepinfer.store.prefix_store import PrefixStore
 
@@ -23,7 +24,7 @@ def test_the_disk_part_reads_what_it_wrote_both_ways(tmp_path: Path) -> None:
 def test_a_store_that_loses_an_object_ends_the_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk.DirectoryBackend, "get", lambda self, key: None)
+    monkeypatch.setattr(DirectoryBackend, "get", lambda self, key: None)
     with pytest.raises(RuntimeError, match="lost an object"):
         disk.measure(tmp_path / "disk", disk.MIB)
     monkeypatch.setattr(PrefixStore, "load_into", lambda *arguments: False)
