@@ -11,6 +11,7 @@ from vllm_deepinfer.engine.errors import (
 )
 from vllm_deepinfer.engine.messages import (
     LOST,
+    UNBUILT,
     EngineInfo,
     FinishReason,
     GenerateRequest,
@@ -27,6 +28,7 @@ from vllm_deepinfer.engine.stream import Completion, collect, stream
 
 __all__ = [
     "LOST",
+    "UNBUILT",
     "Completion",
     "ConstraintKind",
     "Engine",

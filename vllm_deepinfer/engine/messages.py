@@ -30,6 +30,8 @@ class FinishReason(StrEnum):
 
 LOST = "lost"
 """`TokenDelta.stop_reason` of an ERROR that came because the engine, or what it had fetched, was lost."""
+UNBUILT = "unbuilt"
+"""`TokenDelta.stop_reason` of an ERROR that came because the constraint of the request cannot be built."""
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -7,7 +7,15 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine import FinishReason as CoreFinishReason
 
-from vllm_deepinfer.engine import LOST, FinishReason, GenerateRequest, Sink, TokenDelta, TokenLogprobs
+from vllm_deepinfer.engine import (
+    LOST,
+    UNBUILT,
+    FinishReason,
+    GenerateRequest,
+    Sink,
+    TokenDelta,
+    TokenLogprobs,
+)
 
 FINISH_REASONS = {
     CoreFinishReason.STOP: FinishReason.STOP,
@@ -72,7 +80,7 @@ class Entry:
             self.request.request_id,
             tokens,
             reason,
-            self._stop_reason(output) if reason is FinishReason.STOP else None,
+            self._stop_reason(output, reason),
             logprobs_of(output.new_logprobs, len(tokens)) if wants_logprobs else None,
             prompt_logprobs,
             self.cached_tokens,
@@ -96,7 +104,11 @@ class Entry:
         self.held = True
         return {"layout": self._kv_layout, "params": output.kv_transfer_params}
 
-    def _stop_reason(self, output: EngineCoreOutput) -> int | str | None:
+    def _stop_reason(self, output: EngineCoreOutput, reason: FinishReason | None) -> int | str | None:
+        if reason is FinishReason.ERROR and self.request.sampling.structured is not None and not self.started:
+            return UNBUILT  # vLLM checks a constraint before it takes it, and cannot build some that passed
+        if reason is not FinishReason.STOP:
+            return None
         # vLLM makes the model's further end-of-sequence ids stop tokens of the request; the caller did not
         stop = output.stop_reason
         return stop if isinstance(stop, str) or stop in self.request.sampling.stop_token_ids else None

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from vllm_deepinfer.engine import FinishReason, TokenDelta
+from vllm_deepinfer.engine import LOST, UNBUILT, FinishReason, TokenDelta
 from vllm_deepinfer.gateway.dialects.base import StreamEncoder
 from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.metrics import GatewayMetrics
@@ -135,6 +135,17 @@ async def test_accepted_drafts_are_counted() -> None:
     choice.deliver(TokenDelta("r0", (1, 2, 3), accepted_draft_tokens=2), 11.0)
     found = metrics.registry.get_sample_value("deepinfer_gateway_tokens_total", {"kind": "accepted_draft"})
     assert found == 2
+
+
+@pytest.mark.parametrize(("reason", "status"), [(UNBUILT, 400), (LOST, 500), (None, 500)])
+async def test_a_constraint_that_cannot_be_built_is_the_clients_mistake(
+    reason: str | None, status: int
+) -> None:
+    exchange, (choice,), _, _ = make()
+    choice.deliver(TokenDelta("r0", (), FinishReason.ERROR, reason, error="its log says why."), 12.0)
+    await exchange.done
+    assert exchange.error is not None and exchange.error.status == status
+    assert ("constraint" in exchange.error.message) == (status == 400)
 
 
 async def test_collecting() -> None:

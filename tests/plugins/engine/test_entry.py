@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm_deepinfer.engine import FinishReason, GenerateRequest, SamplingParams, TokenLogprobs
+from vllm_deepinfer.engine import (
+    UNBUILT,
+    ConstraintKind,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    StructuredOutput,
+    TokenLogprobs,
+)
 
 entry_module = pytest.importorskip("vllm_deepinfer_plugins.engine.entry")
 engine = pytest.importorskip("vllm.v1.engine")
@@ -48,6 +56,16 @@ def test_every_end_of_vllm_has_ours(core: Any, ours: FinishReason) -> None:
     delta = entry.delta(output([5], finish_reason=core))
     assert delta.finish_reason is ours and entry.ended
     assert bool(delta.error) == (ours is FinishReason.ERROR)
+
+
+def test_a_constraint_that_cannot_be_built_is_named() -> None:
+    """vLLM fails such a request before its first token; later, or without one, it is another fault."""
+    constrained = {"structured": StructuredOutput(kind=ConstraintKind.REGEX, value="a")}
+    assert entry_of(**constrained).delta(output([], finish_reason=Core.ERROR)).stop_reason == UNBUILT
+    assert entry_of().delta(output([], finish_reason=Core.ERROR)).stop_reason is None
+    begun = entry_of(**constrained)
+    begun.delta(output([5]))
+    assert begun.delta(output([], finish_reason=Core.ERROR)).stop_reason is None
 
 
 def test_no_end_of_vllm_is_forgotten() -> None:

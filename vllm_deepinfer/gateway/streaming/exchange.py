@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from vllm_deepinfer.engine import FinishReason, TokenDelta
+from vllm_deepinfer.engine import UNBUILT, FinishReason, TokenDelta
 from vllm_deepinfer.gateway.dialects.base import Body, Collector, StreamEncoder
 from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.metrics import GatewayMetrics
@@ -317,7 +317,18 @@ def _nowhere(event: bytes) -> None:
     raise AssertionError("a document has no events")
 
 
+def _unbuilt() -> ApiError:
+    return ApiError(
+        400,
+        "the engine cannot build this answer's constraint (response format, strict tools, tool_choice or "
+        "structured_outputs); look for rules or schemas that only refer to themselves, or are empty.",
+        code="invalid_constraint",
+    )
+
+
 def _failure(delta: TokenDelta) -> ApiError:
+    if delta.stop_reason == UNBUILT:
+        return _unbuilt()
     if delta.finish_reason is FinishReason.ABORT:
         return ApiError(503, "the engine stopped working on this request; send it again.", retry_after_s=1.0)
     message = delta.error or "the engine failed on this request; send it again."
