@@ -9,7 +9,7 @@ import pytest
 from deepseek_recipe import ModelVersion
 
 from vllm_deepinfer.engine import ConstraintKind, StructuredOutput
-from vllm_deepinfer.gateway.constraints import without_strict
+from vllm_deepinfer.gateway.constraints import MOST_CHARACTERS, without_strict
 from vllm_deepinfer.gateway.dialects import chat
 from vllm_deepinfer.gateway.dialects.base import ModelCard
 from vllm_deepinfer.gateway.errors import ApiError
@@ -179,3 +179,15 @@ def test_without_strict() -> None:
     assert without_strict({"x": {"strict": True}, "strict": 1}, "x") == {"x": {}, "strict": 1}
     assert without_strict({"y": 1}, "x") == {"y": 1}
     assert without_strict("text", "x") == "text"
+
+
+def test_a_constraint_that_would_hold_up_all_others_is_refused() -> None:
+    def wanted(names: int) -> dict[str, Any]:
+        schema = {"enum": [f"{number:096d}" for number in range(names)]}
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    found = constraint(response_format=wanted(1_000))
+    assert found is not None and 96_000 < len(found.value) < MOST_CHARACTERS
+    with pytest.raises(ApiError, match=r"has 2\d{5} characters; write at most 120000") as refused:
+        constraint(response_format=wanted(2_000))
+    assert (refused.value.status, refused.value.code) == (400, "invalid_constraint")

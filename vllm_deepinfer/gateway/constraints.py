@@ -26,6 +26,9 @@ from vllm_deepinfer.engine import ConstraintKind, StructuredOutput
 from vllm_deepinfer.gateway.errors import ApiError
 
 Format = dict[str, Any]
+MOST_CHARACTERS = 120_000
+"""Of a constraint as the engine gets it. A long one takes seconds to build (25 s for an enum of 8,000 long
+strings), in which other constrained requests wait."""
 
 
 @dataclass(kw_only=True)
@@ -120,7 +123,24 @@ class ToolPolicy:
 def output_constraint(
     conversation: ConversationRequest, policy: ToolPolicy, explicit: StructuredOutput | None
 ) -> StructuredOutput | None:
-    """The constraint of a request. Raises: ApiError when two of its parts exclude each other."""
+    """The constraint of a request.
+
+    Raises: ApiError when two of its parts exclude each other, or when it is longer than `MOST_CHARACTERS`.
+    """
+    made = _output_constraint(conversation, policy, explicit)
+    if made is not None and len(made.value) > MOST_CHARACTERS:
+        raise ApiError(
+            400,
+            f"the output's constraint (schema, pattern, grammar and strict tools) has {len(made.value)} "
+            f"characters; write at most {MOST_CHARACTERS}.",
+            code="invalid_constraint",
+        )
+    return made
+
+
+def _output_constraint(
+    conversation: ConversationRequest, policy: ToolPolicy, explicit: StructuredOutput | None
+) -> StructuredOutput | None:
     stage = conversation.parsing_options.thinking_initial_stage
     reasons = stage is not None and stage.starts_in_reasoning()
     answer = explicit or _response_format(conversation)

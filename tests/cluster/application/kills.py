@@ -178,13 +178,13 @@ class Killer:
 
 
 def invariant(recipe: Recipe) -> Recipe:
-    """With engines whose tokens can be compared, and a free port."""
+    """With engines whose tokens can be compared, and a free port, which the next gateway has too."""
     mode = {"additional_config": {"deepinfer": {"batch_invariant": True}}}
     pools = {
         name: pool.model_copy(update={"engine_args": {**pool.engine_args, **mode}})
         for name, pool in recipe.pools.items()
     }
-    gateway = recipe.gateway.model_copy(update={"port": 0})
+    gateway = recipe.gateway.model_copy(update={"port": applications.free_ports(1)})
     return recipe.model_copy(update={"pools": pools, "gateway": gateway})
 
 
