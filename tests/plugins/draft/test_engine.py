@@ -20,6 +20,8 @@ from vllm_deepinfer_plugins.draft.whole import teacher_forced
 
 from tests.plugins.model import engines
 from tests.plugins.model.samples import backbone
+from vllm_deepinfer.policy.step_cost import StepCost
+from vllm_deepinfer.policy.step_cost_learner import StepCostLearner
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +54,10 @@ def speculating(path: Path, alone: list[list[int]]) -> Iterator[Any]:
     settings: dict[str, Any] = {"block_size": 16, "max_num_batched_tokens": 96, "max_num_seqs": 12}
     settings |= {"max_model_len": 256, "num_gpu_blocks_override": 160}
     with engines.engine(path, invariant=True, speculative_config=SPECULATION, **settings) as llm:
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        # Known from the start, so that what is dropped does not hang on how steady this machine is.
+        cost = StepCost(per_step=5e-3, per_token=1e-3, per_decode=1e-3)
+        scheduler._learner = StepCostLearner(cost, cost)
         yield llm
 
 
@@ -135,8 +141,8 @@ def test_structured_output_and_drawn_tokens(speculating: Any) -> None:
         temperature=0, max_tokens=8, structured_outputs=StructuredOutputsParams(choice=["aa", "bb"])
     )
     texts = [out.outputs[0].text for out in speculating.generate(asked, choice, use_tqdm=False)]
-    # A prompt of random bytes may end inside a character, which the answer's text then begins with.
-    assert {text.lstrip("\ufffd") for text in texts} <= {"aa", "bb"}, texts
+    # A prompt of random bytes may end inside a character, and then vLLM's text begins with its end.
+    assert all(text.endswith(("aa", "bb")) for text in texts), texts
     drawn = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
     answers = [list(o.outputs[0].token_ids) for o in speculating.generate(asked, drawn, use_tqdm=False)]
     assert all(len(tokens) == 8 for tokens in answers) and len(set(map(tuple, answers))) > 1
