@@ -41,7 +41,7 @@ class Settings(BaseModel):
         window_tier_mib: Host memory for window KV of prefixes that may be hit again; 0: none.
         window_tier_ttl_s: How long such window KV is kept.
         verification: With speculation: verify the drafts that are worth their time, or all of them.
-        calibration_file: Of draft confidences, as `vllm-deepinfer calibrate` wrote it. None: learned anew.
+        calibration_file: Of draft confidences, `policy.calibration` as JSON. None: learned anew.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -60,7 +60,7 @@ def test_every_end_of_vllm_has_ours(core: Any, ours: FinishReason) -> None:
 
 def test_a_constraint_that_cannot_be_built_is_named() -> None:
     """vLLM fails such a request before its first token; later, or without one, it is another fault."""
-    constrained = {"structured": StructuredOutput(kind=ConstraintKind.REGEX, value="a")}
+    constrained: dict[str, Any] = {"structured": StructuredOutput(kind=ConstraintKind.REGEX, value="a")}
     assert entry_of(**constrained).delta(output([], finish_reason=Core.ERROR)).stop_reason == UNBUILT
     assert entry_of().delta(output([], finish_reason=Core.ERROR)).stop_reason is None
     begun = entry_of(**constrained)
