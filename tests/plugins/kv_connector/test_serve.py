@@ -106,6 +106,13 @@ def until(url: str, name: str) -> float:
     raise AssertionError(sorted(series(url)))
 
 
+def classes(store: Path) -> dict[str, int]:
+    """Objects per traffic class, as `store stat` shows them."""
+    command = [VLLM.with_name("vllm-deepinfer"), "store", "stat", str(store)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(count) for name, count in re.findall(r"│ (\w+)\s+│ (\d+)", shown)}
+
+
 def test_a_second_process_answers_from_the_store(model: Path, tmp_path: Path) -> None:
     config = connector(tmp_path / "kv")
     with serving(model, config, tmp_path / "one.log") as url:
@@ -114,16 +121,11 @@ def test_a_second_process_answers_from_the_store(model: Path, tmp_path: Path) ->
         assert (len(first), cached) == (6, 0)
         assert until(url, 'deepinfer_store_saves_total{outcome="new"}') == 3
         assert until(url, 'deepinfer_store_puts_total{tier="directory"}') == 3
+    assert classes(tmp_path / "kv") == {"chat": 3, "all": 3}
     with serving(model, config, tmp_path / "two.log") as url:
         assert complete(url) == (first, 384)
         assert until(url, "deepinfer_store_loaded_tokens_total") == 384
         assert until(url, 'deepinfer_store_lookups_total{outcome="hit"}') == 1
         assert until(url, 'deepinfer_store_loads_total{outcome="hit"}') == 3
         assert until(url, "deepinfer_store_load_queue") == 0
-    ls = subprocess.run(
-        [VLLM.with_name("vllm-deepinfer"), "store", "stat", str(tmp_path / "kv")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert re.search(r"chat\s+│\s+3\s+│", ls.stdout), ls.stdout
+    assert classes(tmp_path / "kv") == {"agent": 3, "all": 3}, "the longer time of a later request wins"
