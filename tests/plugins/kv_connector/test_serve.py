@@ -110,7 +110,7 @@ def classes(store: Path) -> dict[str, int]:
     """Objects per traffic class, as `store stat` shows them."""
     command = [VLLM.with_name("vllm-deepinfer"), "store", "stat", str(store)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {name: int(count) for name, count in re.findall(r"│ (\w+)\s+│ (\d+)", shown)}
+    return {name: int(count) for name, count in re.findall(r"(?m)^│ (\w+)\s+│ (\d+)", shown)}
 
 
 def test_a_second_process_answers_from_the_store(model: Path, tmp_path: Path) -> None:
