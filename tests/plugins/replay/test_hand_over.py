@@ -33,7 +33,12 @@ async def ask(engine: Any, name: str, prompt: list[int], tokens: int, hand_over:
         request_id=name, prompt_token_ids=prompt, sampling=sampling, hand_over=hand_over
     )
     queue: asyncio.Queue[Any] = asyncio.Queue()
-    await engine.submit(request, lambda deltas: [queue.put_nowait(delta) for delta in deltas] and None)
+
+    def put(deltas: Any) -> None:
+        for delta in deltas:
+            queue.put_nowait(delta)
+
+    await engine.submit(request, put)
     answer: list[int] = []
     while True:
         delta = await queue.get()
