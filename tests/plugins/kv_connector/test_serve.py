@@ -108,7 +108,7 @@ def until(url: str, name: str) -> float:
 
 def classes(store: Path) -> dict[str, int]:
     """Objects per traffic class, as `store stat` shows them."""
-    command = [VLLM.with_name("vllm-deepinfer"), "store", "stat", str(store)]
+    command = [str(VLLM.with_name("vllm-deepinfer")), "store", "stat", str(store)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {name: int(count) for name, count in re.findall(r"(?m)^│ (\w+)\s+│ (\d+)", shown)}
 
