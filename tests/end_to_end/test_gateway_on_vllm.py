@@ -90,7 +90,10 @@ def test_a_stream_is_the_same_answer_as_the_document(openai: OpenAI) -> None:
     text = "".join(
         getattr(choice.delta, "reasoning_content", None) or "" for chunk in chunks for choice in chunk.choices
     )
-    assert text == whole.choices[0].message.reasoning_content and len(text) > 10
+    # Bytes at the end that are no character: U+FFFD from our detokeniser, nothing from the recipe's, which
+    # answers with logprobs go through.
+    assert text.rstrip("\ufffd") == whole.choices[0].message.reasoning_content.rstrip("\ufffd")
+    assert len(text) > 10
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 24
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
     # greedy: what was taken is the most likely token at every position
