@@ -100,6 +100,7 @@ def vllm_config(folder: Path | str = FIXTURES / NAMES[0], name: str = NAMES[0], 
         cache_config=SimpleNamespace(block_size=16),
         compilation_config=SimpleNamespace(static_forward_context={}),
         additional_config={},
+        speculative_config=None,
     )
 
 
