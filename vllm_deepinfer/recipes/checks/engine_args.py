@@ -36,6 +36,7 @@ DEEPINFER = (
     *("portable_model", "batch_invariant", "native_kernels", "itl_target_ms", "itl_percentile"),
     *("step_budget_ms", "prefill_order", "prefill_tile", "step_cost_file"),
     *("encoder_replay", "decoder_replay", "window_tier_mib", "window_tier_ttl_s"),
+    *("verification", "calibration_file"),
 )
 """Keys of additional_config.deepinfer; the contract test compares them with the plugin's Settings."""
 
