@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -93,6 +94,6 @@ def local(path: str, folder: Path) -> str:
 
     `org/name` that is no folder there is taken for an id, everything else for a folder.
     """
-    found = folder / Path(path).expanduser()
+    found = folder / Path(os.path.expanduser(path))
     looks_like_id = path.count("/") == 1 and not path.startswith((".", "/", "~"))
     return path if looks_like_id and not found.exists() else str(found)

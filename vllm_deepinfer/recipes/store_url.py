@@ -41,7 +41,7 @@ def _tier(tier: str, timeout_s: float) -> str | None:
         return (
             None if rest[0] == "/" or SHARED_MEMORY.is_dir() else f"there is no {SHARED_MEMORY}, name a path"
         )
-    return _folder(Path(rest).expanduser())
+    return _folder(Path(os.path.expanduser(rest)))
 
 
 def _server(endpoint: str, timeout_s: float) -> str | None:

@@ -13,6 +13,7 @@ dict[str, str]) -> Backend`.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
@@ -56,7 +57,7 @@ def absent(address: str) -> str | None:
         path = _memory_path(rest, options)
     elif scheme == "directory":
         _known(options, _DIRECTORY_OPTIONS, "directory")
-        path = Path(rest).expanduser()
+        path = Path(os.path.expanduser(rest))
     else:
         return None
     return None if not path.is_absolute() or (path / VERSION_FOLDER).is_dir() else str(path)
@@ -100,7 +101,7 @@ def _split(part: str, address: str) -> tuple[str, str, dict[str, str]]:
 
 def _directory(rest: str, options: dict[str, str]) -> Backend:
     _known(options, _DIRECTORY_OPTIONS, "directory")
-    path = Path(rest).expanduser()
+    path = Path(os.path.expanduser(rest))
     if not path.is_absolute():
         raise UserError(f"The store {rest!r} is a relative path; write it from / on, engines run anywhere.")
     return DirectoryBackend(path, direct=_flag(options, "direct", False), sync=_flag(options, "sync", True))
