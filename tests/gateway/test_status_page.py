@@ -89,20 +89,31 @@ async def test_the_page_shows_load_latency_hits_and_errors_live(browser: Browser
             await browser.text("ttft") == "–"
         )  # nothing measured yet, and no zero that looks like a measurement
 
-        streams = [asyncio.create_task(ask(gateway, stream=True)) for _ in range(3)]
+        seen, taken = asyncio.Event(), 0
+
+        async def streaming() -> None:
+            """Again, until the page, which asks once a second, has shown all three at once."""
+            nonlocal taken
+            while not seen.is_set():
+                answered = await ask(gateway, stream=True) == 200
+                taken += answered
+                await asyncio.sleep(0.01)
+
+        streams = [asyncio.create_task(streaming()) for _ in range(3)]
         await browser.until("active", lambda text: text == "3")
-        assert await browser.text("running") == "3"
+        await browser.until("running", lambda text: text == "3")
         await browser.until("ttft", lambda text: text.startswith("≤ ") and text.endswith(" ms"))
         await browser.until("itl", lambda text: text.startswith("≤ "))
         await browser.until("kv", lambda text: int(text.replace(",", "")) > 100)
+        seen.set()
         await asyncio.gather(*streams)
         await browser.until("active", lambda text: text == "0")
         await browser.until("tokens", lambda text: float(text.replace(",", "")) > 0)
 
-        await ask(gateway, max_tokens=1)
+        taken += await ask(gateway, max_tokens=1) == 200
         await browser.until("hits", lambda text: float(text.removesuffix(" %")) > 0)
 
-        gateway.engine.faults.fail_requests |= {5: 1}
+        gateway.engine.faults.fail_requests |= {taken + 1: 1}
         await ask(gateway)
         await browser.until("failed", lambda text: text == "1")
         assert await browser.text("errors") == "1"
