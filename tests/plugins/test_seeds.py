@@ -45,6 +45,7 @@ def draws(llm: Any, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_seeded_requests_in_chunks(tmp_path: Path) -> None:
     path = engines.checkpoint(engines.NAMES[0], tmp_path)
     prompts = engines.prompts([5, 40, 100, 17])

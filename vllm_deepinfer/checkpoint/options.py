@@ -32,7 +32,7 @@ _VISION = {
     "min_pixels": 295936,
     "max_wh_ratio": None,
 }
-_QUANTIZATION = {
+QUANTIZATION = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
     "weight_block_size": [BLOCK, BLOCK],
@@ -102,17 +102,17 @@ class TinyOptions(BaseModel):
             "pad_token_id": 2,
             "image_token_id": _RELEASED_IMAGE if released else IMAGE,
             "tie_word_embeddings": False,
-            "quantization_config": _QUANTIZATION,
+            "quantization_config": QUANTIZATION,
             "text_config": text,
             "vision_config": _VISION,
         }
         if self.encoding != "released":
             del config["quantization_config"]
-        _check_encodable(V41Config.from_dict(config).text_config, self.encoding)
+        check_encodable(V41Config.from_dict(config).text_config, self.encoding)
         return config
 
 
-def _check_encodable(text: TextConfig, encoding: Encoding) -> None:
+def check_encodable(text: TextConfig, encoding: Encoding) -> None:
     """Rows with a scale per 32 columns need whole blocks."""
     if encoding != "released":
         return

@@ -24,7 +24,7 @@ from .weights import random_values, stored_arrays, stored_headers
 
 Progress = Callable[[int, int], None]
 
-_GENERATION = {
+GENERATION = {
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 2,
@@ -80,7 +80,7 @@ def write_checkpoint(
     )
     _check_target(out, force=force, needed=total)
     texts = tokenizer_files(tokenizer, context_length=config.text_config.max_position_embeddings)
-    texts |= {"config.json": _json(fields), "generation_config.json": _json(_GENERATION)}
+    texts |= {"config.json": _json(fields), "generation_config.json": _json(GENERATION)}
 
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:

@@ -69,7 +69,7 @@ def small_tokenizer(vocab_size: int = 1024) -> Tokenizer:
     vocab, merges = _train(vocab_size - len(CONTROL_TOKENS))
     names = [*(text for text, _ in CONTROL_TOKENS), *vocab]
     names += [f"<｜place▁holder▁no▁{number}｜>" for number in range(vocab_size - len(names))]
-    return Tokenizer.from_str(json.dumps(_document(names, merges), ensure_ascii=False))
+    return Tokenizer.from_str(json.dumps(tokenizer_document(names, merges), ensure_ascii=False))
 
 
 def released_tokenizer() -> Tokenizer:
@@ -114,7 +114,7 @@ def tokenizer_files(tokenizer: Tokenizer, *, context_length: int) -> dict[str, s
 @cache
 def _train(size: int) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Learn at most ``size`` entries; entries in order of id, and the merges in order of rank."""
-    learner = Tokenizer.from_str(json.dumps(_document([], ()) | {"added_tokens": []}))
+    learner = Tokenizer.from_str(json.dumps(tokenizer_document([], ()) | {"added_tokens": []}))
     trainer = trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
@@ -134,7 +134,7 @@ def _pre_tokenizer() -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [*splits, bytes_level]}
 
 
-def _document(names: list[str], merges: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+def tokenizer_document(names: list[str], merges: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     """A tokenizer.json with the released structure."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [

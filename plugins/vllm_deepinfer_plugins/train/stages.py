@@ -1,0 +1,158 @@
+"""Both stages in order, and what they leave: the checkpoint, the figures and the charts."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from vllm_deepinfer.checkpoint.tokenizer import PAD
+from vllm_deepinfer.lessons.stream import MIX, Document, DocumentKind, documents
+from vllm_deepinfer.lessons.vocabulary import tokenizer
+
+from .backbone import BackboneTraining
+from .chart import svg
+from .drafter import DrafterTraining
+from .export import export
+from .loop import Report, Run, Training
+from .ranks import rank, world
+from .schedule import Schedule
+from .shape import OPTIONS, build_backbone, build_drafter, config_fields
+
+LATER: Mapping[DocumentKind, float] = {
+    "code": 0.40,
+    "prose": 0.07,
+    "tools": 0.14,
+    "json": 0.05,
+    "recall": 0.05,
+    "retrieval": 0.15,
+    "copy": 0.06,
+    "arithmetic": 0.05,
+    "reasoning": 0.01,
+    "chat": 0.02,
+}
+"""Shares of tokens in the second half: by then lessons of a few templates have under 0.5 bits per token."""
+DRAFTED: Mapping[DocumentKind, float] = {
+    "code": 0.32,
+    "prose": 0.06,
+    "tools": 0.22,
+    "json": 0.12,
+    "recall": 0.02,
+    "retrieval": 0.04,
+    "copy": 0.04,
+    "arithmetic": 0.08,
+    "reasoning": 0.03,
+    "chat": 0.07,
+}
+"""Shares of tokens for the drafter: most of what it is asked for is structured."""
+_OTHER_TEXTS = 7919
+"""Added to the seed for the drafter: it learns on documents that the backbone has not seen."""
+CHECKPOINT, FIGURES = "checkpoint", "figures.json"
+_CHARTS = {"backbone": ("bits", "bits per token"), "drafter": ("length", "tokens of a round, bonus included")}
+
+StageReport = Callable[[str, int, dict[str, float]], None]
+"""Takes the stage's name, its steps in all, and a point of its curve."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be trained.
+
+    Attributes:
+        out: The folder of states and results.
+        steps: Of the backbone. draft_steps: of the drafter.
+    """
+
+    out: Path
+    seed: int = 0
+    steps: int = 2400
+    draft_steps: int = 900
+    save_every: float = 180.0
+
+
+def train(order: Order, report: StageReport) -> Path:
+    """Train, or go on with what is in the folder; only rank 0 writes.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        CheckpointError: The folder's state is of another training.
+        NotFiniteError: The loss is no number.
+    """
+    words = tokenizer()
+    fields = config_fields(words, OPTIONS)
+    source = partial(taught, words, order.steps // 2)
+    run = Run(order.out, source, order.seed, PAD, save_every=order.save_every)
+    backbone = build_backbone(fields, words, order.seed)
+    first = BackboneTraining(backbone, run, Schedule(order.steps))
+    first.run(_of(report, first))
+    drafter = build_drafter(fields, order.seed)
+    fresh = replace(run, source=partial(drafted, words), seed=order.seed + _OTHER_TEXTS)
+    second = DrafterTraining(drafter, backbone, fresh, draft_schedule(order.draft_steps))
+    second.run(_of(report, second))
+    folder = order.out / CHECKPOINT
+    if rank() == 0:
+        size = export(folder, fields, words, backbone, drafter)
+        write_figures(folder, [first, second], size)
+        for stage in (first, second):
+            name, axis = _CHARTS[stage.NAME]
+            points = [(point["step"], point[name]) for point in stage.curve]
+            chart = svg(f"{stage.NAME}, seed {order.seed}", points, x="step", y=axis)
+            (order.out / f"{stage.NAME}.svg").write_text(chart, encoding="utf-8")
+    return folder
+
+
+def taught(words: Tokenizer, later: int, seed: int, step: int) -> Iterator[Document]:
+    """Documents of a step: `MIX`, and from the step ``later`` on more of what takes longest to learn."""
+    return documents(seed, "train", words, MIX if step < later else LATER)
+
+
+def drafted(words: Tokenizer, seed: int, step: int) -> Iterator[Document]:
+    """Documents of the drafter's steps, the same mix throughout."""
+    return documents(seed, "train", words, DRAFTED)
+
+
+def draft_schedule(steps: int) -> Schedule:
+    """Rows of 512 with the selection in force throughout."""
+    return Schedule(steps, lengths=((0.0, 512),), sparse=0.0)
+
+
+def write_figures(folder: Path, stages: list[Training], weight_bytes: int) -> None:
+    """How the weights came about, beside them: settings, curves, wall time, machine."""
+    found: dict[str, Any] = {
+        stage.NAME: {
+            "settings": stage.settings,
+            "steps": stage.step,
+            "tokens": stage.step * stage.schedule.tokens,
+            "seconds": round(stage.seconds, 1),
+            "parameters": sum(value.numel() for value in stage.model.parameters()),
+            "curve": [{name: _short(value) for name, value in point.items()} for point in stage.curve],
+        }
+        for stage in stages
+    }
+    found["weight_bytes"] = weight_bytes
+    found["machine"] = {
+        "cores": os.cpu_count(),
+        "processes": world(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    text = json.dumps({"training": found}, indent=1) + "\n"
+    (folder / FIGURES).write_text(text, encoding="utf-8")
+
+
+def _short(value: float) -> float:
+    return value if isinstance(value, int) else round(value, 4)
+
+
+def _of(report: StageReport, stage: Training) -> Report:
+    return lambda point: report(stage.NAME, stage.schedule.steps, point)
