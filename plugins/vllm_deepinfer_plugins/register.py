@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
+logger = logging.getLogger(__name__)
+
 MODEL = "vllm_deepinfer_plugins.model.causal_lm:DeepseekV41ForCausalLM"
 
 
@@ -29,8 +33,20 @@ def register() -> None:
         ranks.install()
         if torch.cpu._is_amx_tile_supported():
             torch.cpu._init_amx()
+    elif current_platform.is_cuda() or current_platform.is_rocm():
+        _correct_verification()
     ModelRegistry.register_model(PORTABLE_NAME, MODEL)
     if not native_class_exists():
         ModelRegistry.register_model(NATIVE_NAME, MODEL)
     MODELS_CONFIG_MAP[PORTABLE_NAME] = V41ConfigHook
     MODELS_CONFIG_MAP[NATIVE_NAME] = V41ConfigHook
+
+
+def _correct_verification() -> None:
+    """Where vLLM's own adaptive verification is not the one that we know, it stays as it is."""
+    try:
+        from .verification import upstream
+    except ImportError as error:
+        logger.warning("vLLM's adaptive verification keeps its own costs: %s.", error)
+    else:
+        upstream.install()

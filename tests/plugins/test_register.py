@@ -30,6 +30,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     from vllm.model_executor.models import config
     from vllm_deepinfer_plugins import cli_errors, ranks, seeds, tokenizer
     from vllm_deepinfer_plugins.model import config_hook
+    from vllm_deepinfer_plugins.verification import upstream
 
     world = SimpleNamespace(registry=Registry(), hooks={}, calls=[], cpu=True, cuda=False, amx=True)
     platform = SimpleNamespace(
@@ -42,6 +43,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(cli_errors, "install", lambda: world.calls.append("cli_errors"))
     monkeypatch.setattr(seeds, "install", lambda: world.calls.append("seeds"))
     monkeypatch.setattr(ranks, "install", lambda: world.calls.append("ranks"))
+    monkeypatch.setattr(upstream, "install", lambda: world.calls.append("upstream"))
     monkeypatch.setattr(tokenizer, "register_tokenizer", lambda: world.calls.append("tokenizer"))
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: world.amx)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: world.calls.append("amx"))
@@ -63,6 +65,18 @@ def test_where_vllm_has_a_class_its_name_stays_its_own(world: SimpleNamespace) -
     plugin.register()
     assert world.registry.models == [("DeepInferV41ForCausalLM", plugin.MODEL)]
     assert set(world.hooks) == {"DeepInferV41ForCausalLM", "DeepseekV41ForCausalLM"}, "refusals need the hook"
+    assert "upstream" in world.calls and "seeds" not in world.calls
+
+
+def test_a_vllm_without_that_verification_keeps_its_own(
+    world: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.cpu, world.cuda = False, True
+    monkeypatch.setitem(sys.modules, "vllm_deepinfer_plugins.verification.upstream", None)
+    monkeypatch.delattr(importlib.import_module("vllm_deepinfer_plugins.verification"), "upstream")
+    plugin.register()
+    assert "keeps its own costs" in caplog.text
+    assert world.registry.models == [("DeepInferV41ForCausalLM", plugin.MODEL)]
 
 
 @pytest.mark.parametrize(("cpu", "amx", "asked"), [(True, True, 1), (True, False, 0), (False, True, 0)])

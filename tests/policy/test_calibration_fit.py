@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.policy.calibration_traffic import verified_rounds
 from vllm_deepinfer.policy.calibration import Calibration
 from vllm_deepinfer.policy.calibration_errors import Records, ece, errors
-from vllm_deepinfer.policy.calibration_fit import GRID, LEAST_ROUNDS, better, fit
+from vllm_deepinfer.policy.calibration_fit import GRID, LEAST_ROUNDS, better, cross_fit, fit
 
 
 @pytest.mark.parametrize("heat", [0.6, 1.6, 2.5])
@@ -83,3 +83,23 @@ def test_a_position_that_was_hardly_verified_keeps_what_it_had() -> None:
 def test_nothing_gives_the_identity() -> None:
     empty = Records(np.zeros((0, 3)), np.zeros(0, np.int64), np.zeros(0, np.int64))
     assert fit(empty).calibration == Calibration.identity(3)
+
+
+def test_one_half_fits_and_the_other_judges() -> None:
+    fitting, judging = verified_rounds(8_000, 1.8, seed=21), verified_rounds(8_000, 1.8, seed=22)
+    found = cross_fit(fitting, judging)
+    assert found.calibration == fit(fitting).calibration
+    assert found.before == errors(judging.confidences, judging)
+    assert found.after == errors(found.calibration.apply(judging.confidences), judging)
+    assert found.after.mean_survival < 0.02 < found.before.mean_survival
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.4, 3), st.floats(0.4, 3))
+def test_never_worse_on_what_judges_though_it_be_other_traffic(seed: int, one: float, other: float) -> None:
+    judging = verified_rounds(400, other, seed + 1, positions=2)
+    found = cross_fit(verified_rounds(400, one, seed, positions=2), judging)
+    assert found.after.mean_survival <= found.before.mean_survival
+    assert found.after.worst_survival <= found.before.worst_survival
+    if found.calibration == Calibration.identity(2):
+        assert found.after == found.before

@@ -17,6 +17,7 @@ from vllm_deepinfer.policy.retention import (
     Retention,
     TrafficClass,
     plan,
+    retention_of,
     value,
 )
 
@@ -228,3 +229,13 @@ def test_a_hundred_thousand_runs_are_planned() -> None:
     ]
     removals = plan(held, NOW, 5_000_000, RETENTION)
     assert sum(held[r.index].nbytes for r in removals) == 5_500_000
+
+
+def test_classes_as_a_configuration_writes_them() -> None:
+    assert retention_of(None, None) == Retention()
+    own = retention_of([{"name": "batch", "code": 5, "ttl_s": 60, "share": 1}], "batch")
+    assert own.choose() == Choice(5, 60) and own.shares() == {5: 1}
+    with pytest.raises(ValueError, match="'agent' is none of"):
+        retention_of([{"name": "batch", "code": 5, "ttl_s": 60, "share": 1}], None)
+    with pytest.raises(TypeError):
+        retention_of([{"name": "batch"}], None)

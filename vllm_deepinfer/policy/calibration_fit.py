@@ -61,6 +61,12 @@ def fit(records: Records, *, near: Calibration | None = None, grid: tuple[float,
     return better(Calibration(tuple(found)), records, before)
 
 
+def cross_fit(fitting: Records, judging: Records) -> Fit:
+    """Fitted to the one, judged by the other, whose errors are given; the identity where it were worse."""
+    judging = judging.usable()
+    return better(fit(fitting).calibration, judging, errors(judging.confidences, judging))
+
+
 def better(calibration: Calibration, records: Records, before: Errors) -> Fit:
     """The calibration where it is nowhere worse on these records than none at all, else the identity."""
     after = errors(_applied(calibration, records), records)

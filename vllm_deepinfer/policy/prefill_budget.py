@@ -179,6 +179,11 @@ class Patience:
         """Whether this step must hold a chunk whatever it costs."""
         return self._stalled >= self._steps - 1
 
+    @property
+    def stalled(self) -> int:
+        """Steps in a row, up to now, that gave the first prefill nothing."""
+        return self._stalled
+
     def note(self, waiting: bool, progressed: bool, over: bool) -> None:
         """A step was put together.
 

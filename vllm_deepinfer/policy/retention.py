@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 DAY_S = 86_400.0
 IDLE_OFFSET_S = 600.0
@@ -107,6 +108,16 @@ class Retention:
     def shares(self) -> dict[int, float]:
         """Share of the capacity per class code."""
         return {c.code: c.share for c in self.classes}
+
+
+def retention_of(classes: Iterable[Mapping[str, Any]] | None, default: str | None) -> Retention:
+    """Classes as they are written in a configuration; None: ours.
+
+    Raises:
+        ValueError, TypeError: a value that no class has, two alike, or a default that is none of them.
+    """
+    made = DEFAULT_CLASSES if classes is None else tuple(TrafficClass(**one) for one in classes)
+    return Retention(made, "agent" if default is None else default)
 
 
 @dataclass(frozen=True, slots=True)

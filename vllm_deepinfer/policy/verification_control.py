@@ -92,6 +92,7 @@ class Decision:
         tokens: expected of the step; None where nothing is predicted.
         seconds: predicted for the round, prefill's own time aside; None as above.
         gain: predicted rate over that of verifying everything, 1.0: the same; None as above.
+        plain: seconds predicted for a round that verifies nothing; None as above.
     """
 
     lengths: Lengths
@@ -99,6 +100,7 @@ class Decision:
     tokens: float | None = None
     seconds: float | None = None
     gain: float | None = None
+    plain: float | None = None
 
     @property
     def fallback(self) -> bool:
@@ -158,7 +160,7 @@ class Verifier:
         tokens, seconds = predict(survived, costs, sure, lengths)
         all_tokens, all_seconds = predict(survived, costs, sure, drafts.drafted)
         gain = tokens / seconds * all_seconds / all_tokens
-        return Decision(lengths, Reason.SCHEDULED, tokens, seconds, gain)
+        return Decision(lengths, Reason.SCHEDULED, tokens, seconds, gain, float(costs.base[0]))
 
     def _by_curve(
         self, drafts: Drafts, old: Vector, cost: RoundCost, others: Features, limit: float, weight: float
@@ -176,7 +178,8 @@ class Verifier:
         if slots < most:  # else also those that were hopeless when the confidences were old
             lengths = assign(survival(drafts.confidences, drafts.drafted), costs, slots, curve.price)
         gain = float(curve.rates[slots] / curve.rates[-1])
-        return Decision(lengths, reason, float(curve.tokens[slots]), float(curve.seconds[slots]), gain)
+        tokens, seconds = float(curve.tokens[slots]), float(curve.seconds[slots])
+        return Decision(lengths, reason, tokens, seconds, gain, float(curve.seconds[0]))
 
     def _steady(self, curve: Curve, best: int, room: float, weight: float) -> int:
         """The best number, or the share of drafts of the step before where that is hardly worse."""

@@ -27,6 +27,7 @@ class DSparkProposer:
         self.most: int = vllm_config.model_config.max_model_len
         self.drafting = True
         self._probabilistic = speculative.draft_sample_method != "greedy"
+        self._wanted = True
         self._target: Any = None
         self._sampling: Any = None
         self._probabilities: torch.Tensor | None = None
@@ -35,9 +36,9 @@ class DSparkProposer:
         """vLLM's runner has loaded the target."""
         self._target = target
 
-    def begin(self, sampling_metadata: Any) -> None:
-        """How the requests of the step sample; from `worker`."""
-        self._sampling = sampling_metadata
+    def begin(self, sampling_metadata: Any, wanted: bool = True) -> None:
+        """How the requests of the step sample, and whether the scheduler wants drafts; from `worker`."""
+        self._sampling, self._wanted = sampling_metadata, wanted
 
     def take_probabilities(self) -> torch.Tensor | None:
         """[requests, drafts, vocab] of the last proposals, once; None: they are certain."""
@@ -58,8 +59,9 @@ class DSparkProposer:
             sampled_token_ids: By request.
             num_tokens_no_spec: [requests or more] tokens of each with the new ones.
         """
+        drafting = self.drafting and self._wanted
         rooms = [
-            min(self.count, self.most - int(num_tokens_no_spec[row]) - 1) if tokens and self.drafting else 0
+            min(self.count, self.most - int(num_tokens_no_spec[row]) - 1) if tokens and drafting else 0
             for row, tokens in enumerate(sampled_token_ids)
         ]
         rows = [row for row, room in enumerate(rooms) if room > 0]

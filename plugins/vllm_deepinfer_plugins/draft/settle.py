@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.utils.import_utils import resolve_obj_by_qualname
+
 from vllm_deepinfer.checkpoint.config import ConfigError, V41Config
 from vllm_deepinfer.errors import UserError
 
-from ..settings import Settings
 from .load import check
 
 PROPOSER = "vllm_deepinfer_plugins.draft.proposer.DSparkProposer"
@@ -42,6 +43,7 @@ def settle(vllm_config: Any) -> None:
         return
     _refuse_method(speculative)
     if not uses_dspark(vllm_config):
+        _refuse_proposer(speculative)
         return
     config = V41Config.from_dict(vllm_config.model_config.hf_config.to_dict()).text_config
     check(config)
@@ -51,7 +53,6 @@ def settle(vllm_config: Any) -> None:
             f"num_speculative_tokens is {count}, and the checkpoint's blocks draft "
             f"{config.dspark_block_size} tokens: write 1 to {config.dspark_block_size}"
         )
-    _refuse_replays(vllm_config)
     parallel = vllm_config.parallel_config
     if parallel.worker_cls not in (*PLATFORM_WORKERS, WORKER):
         raise SpeculationError(
@@ -67,6 +68,19 @@ def settle(vllm_config: Any) -> None:
         scheduler.scheduler_cls = SCHEDULER
 
 
+def _refuse_proposer(speculative: Any) -> None:
+    """vLLM looks for a class of one's own only when the weights are there."""
+    if speculative.method != "custom_class":
+        return
+    try:
+        resolve_obj_by_qualname(speculative.model)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SpeculationError(
+            f"--speculative-config has the model {speculative.model}, which is no class ({error}): this "
+            f"project's drafter is {PROPOSER}"
+        ) from error
+
+
 def _refuse_method(speculative: Any) -> None:
     if speculative.method not in WITHOUT_WEIGHTS and not speculative.uses_draft_model():
         raise SpeculationError(
@@ -78,17 +92,3 @@ def _refuse_method(speculative: Any) -> None:
             "--speculative-config has the rejection_sample_method synthetic, which accepts drafts that the "
             "model would not write: leave it out"
         )
-
-
-def _refuse_replays(vllm_config: Any) -> None:
-    """A replay computes rows that the drafter would need the deep layers of."""
-    settings = Settings.read(vllm_config.additional_config)
-    for name in ("encoder_replay", "decoder_replay"):
-        if getattr(settings, name):
-            raise SpeculationError(
-                f'additional_config["deepinfer"]["{name}"] is true, but the DSpark drafter needs every '
-                "layer of every row: leave one of the two out"
-            )
-    part = dict((vllm_config.additional_config or {}).get("deepinfer", {}))
-    part |= {"encoder_replay": False, "decoder_replay": False}
-    vllm_config.additional_config = {**(vllm_config.additional_config or {}), "deepinfer": part}

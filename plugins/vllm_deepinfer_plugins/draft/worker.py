@@ -2,23 +2,23 @@
 
 The runner hands a proposer of `custom_class` tokens and nothing else. Drafts that are drawn, not the
 likeliest, need the requests' temperatures, and the rejection sampler needs what they were drawn from.
+Replays go to the model beside the drafter as they do without it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-from vllm.v1.worker.cpu_worker import CPUWorker
+from ..replay.worker import ReplayRunner, ReplayWorker
 
 
-class DraftRunner(CPUModelRunner):
+class DraftRunner(ReplayRunner):
     """Made of a CPUModelRunner by its worker, which builds the runner by its name."""
 
     def propose_draft_token_ids(
         self, scheduler_output: Any, sampled_token_ids: Any, sampling_metadata: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        self.drafter.begin(sampling_metadata)
+        self.drafter.begin(sampling_metadata, scheduler_output.num_spec_tokens_to_schedule > 0)
         drafts = super().propose_draft_token_ids(
             scheduler_output, sampled_token_ids, sampling_metadata, *args, **kwargs
         )
@@ -29,9 +29,7 @@ class DraftRunner(CPUModelRunner):
         return drafts
 
 
-class DraftWorker(CPUWorker):
+class DraftWorker(ReplayWorker):
     """vLLM's CPU worker whose runner is a `DraftRunner`."""
 
-    def init_device(self) -> None:
-        super().init_device()
-        self.model_runner.__class__ = DraftRunner
+    runner = DraftRunner

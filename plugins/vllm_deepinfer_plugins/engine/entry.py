@@ -16,6 +16,7 @@ from vllm_deepinfer.engine import (
     TokenDelta,
     TokenLogprobs,
 )
+from vllm_deepinfer_plugins.hand_over.settings import STORE_KEY
 
 FINISH_REASONS = {
     CoreFinishReason.STOP: FinishReason.STOP,
@@ -101,7 +102,7 @@ class Entry:
         hand_over = self.request.hand_over
         if hand_over is None or not hand_over.keep or not output.kv_transfer_params:
             return None
-        self.held = True
+        self.held = STORE_KEY not in output.kv_transfer_params  # the store holds it by itself
         return {"layout": self._kv_layout, "params": output.kv_transfer_params}
 
     def _stop_reason(self, output: EngineCoreOutput, reason: FinishReason | None) -> int | str | None:

@@ -72,7 +72,8 @@ class LoadRecorder:
         if scheduler_stats is not None:
             self.latest[engine_idx or 0] = scheduler_stats
             if scheduler_stats.kv_connector_stats:
-                self._on_hand_over(scheduler_stats.kv_connector_stats)
+                stats = scheduler_stats.kv_connector_stats
+                self._on_hand_over(stats.get("NixlConnector", stats))  # one of several in a MultiConnector
         if self._forward:
             self._loggers.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 

@@ -31,7 +31,7 @@ from .packing import pack
 from .paged import PagedSequence, Stores
 from .quant import CACHE_DTYPE
 from .sequence import Store
-from .stores import Hits, PagedStore
+from .stores import Hits, PagedStore, window_kind
 from .tiles import ROWS, RowTiles
 from .truncation import Truncation
 from .weights import load_into
@@ -58,12 +58,11 @@ class DeepseekV41ForCausalLM(nn.Module):
         self._wants_kernels = settings.native_kernels
         self._kernels: Kernels | None = None
         self.backbone = Backbone(config, engram_hash(vllm_config.model_config), self.dtype)
-        self.stores = make_stores(
-            vllm_config, config, f"{prefix}." if prefix else "", replayed=settings.encoder_replay is True
-        )
+        path, replayed = f"{prefix}." if prefix else "", settings.encoder_replay is True
+        self.stores = make_stores(vllm_config, config, path, replayed=replayed)
         self.drafter = Drafter(config, self.dtype) if uses_dspark(vllm_config) else None
         if self.drafter is not None:
-            own = draft_stores(vllm_config, config, f"{prefix}." if prefix else "")
+            own = draft_stores(vllm_config, config, path, replayed=replayed)
             self.stores = Stores({**self.stores.tokens, **own}, self.stores.entries)
             self._drafting = PagedDrafter(self.drafter, own, self.tiles)
             self.backbone.tap = self._drafting.tap
@@ -200,9 +199,7 @@ def make_stores(vllm_config: Any, config: TextConfig, prefix: str = "", *, repla
 
     if any(plan.engram is not None for plan in config.schedule()) and not replayed:
         tokens[Store.IDS, 0] = store("0.ids", 1, torch.int32, window=depth)
-    # vLLM's prefix cache never hits behind a window of one token.
-    reach = config.sliding_window if replayed else max(config.sliding_window, 2)
-    window: dict[str, Any] = {"window": reach, "hits": Hits.REPLAYED if replayed else Hits.CACHED}
+    window = window_kind(config, replayed=replayed)
     for plan in config.schedule():
         at = f"{plan.index}.attn"
         tokens[Store.WINDOW, plan.index] = store(f"{at}.window", size, CACHE_DTYPE, **window)

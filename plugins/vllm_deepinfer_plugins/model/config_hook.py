@@ -23,6 +23,7 @@ from ..draft.settle import settle as settle_speculation
 from ..kernels.prepare import prepare_kernels
 from ..replay.settle import refuse_for_native, settle
 from ..settings import Settings
+from ..verification.settle import settle as settle_verification
 from .hashes import engram_hash
 
 NATIVE_NAME = "DeepseekV41ForCausalLM"
@@ -64,6 +65,7 @@ class V41ConfigHook(DeepseekV4ForCausalLMConfig):
         refuse(vllm_config)
         settle_speculation(vllm_config)
         settle(vllm_config)
+        settle_verification(vllm_config)
         if current_platform.is_cpu() and str(model.dtype) == "torch.bfloat16" and not settings.invariant:
             prepare_kernels(wanted=settings.native_kernels)
 

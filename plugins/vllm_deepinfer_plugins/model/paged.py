@@ -126,6 +126,7 @@ class PagedSequence(Sequence):
         narrowed = self._over(
             self.positions[rows], {name: made[id(part)] for name, part in self.metadata.items()}
         )
+        narrowed.taken = rows
         narrowed._blocks = None if self._blocks is None else self._blocks[rows]
         return narrowed
 

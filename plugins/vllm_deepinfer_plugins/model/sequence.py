@@ -37,12 +37,16 @@ class Sequence(ABC):
         positions: [tokens] int64, each token's position in its own sequence.
         tiles: How row functions are run.
         image: [tokens] bool, True at image positions, or None for text alone.
+
+    Attributes:
+        taken: numbers of these rows in the step that `narrow` took them from; None: it is the whole step.
     """
 
     def __init__(
         self, config: TextConfig, positions: torch.Tensor, tiles: RowTiles, image: torch.Tensor | None = None
     ) -> None:
         self.config, self.positions, self.tiles, self.image = config, positions, tiles, image
+        self.taken: torch.Tensor | None = None
         self._rotations: dict[tuple[bool, int], torch.Tensor] = {}
 
     def rotations(self, ratio: int, first_of_group: bool = False) -> torch.Tensor:

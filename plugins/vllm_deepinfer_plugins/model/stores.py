@@ -26,6 +26,8 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec, SlidingWindowMLASpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from vllm_deepinfer.checkpoint.config import TextConfig
+
 from .specs import ReplayedWindowSpec, ScratchSpec
 
 
@@ -41,6 +43,17 @@ class Hits(Enum):
 
 
 SPECS = {Hits.CACHED: SlidingWindowMLASpec, Hits.REPLAYED: ReplayedWindowSpec, Hits.NEVER: ScratchSpec}
+
+
+def window_kind(config: TextConfig, *, replayed: bool) -> dict[str, Any]:
+    """What `PagedStore` is told of a layer's window KV; equal kinds share their blocks.
+
+    Args:
+        replayed: It is rebuilt after a prefix hit and leaves the prefix cache.
+    """
+    # vLLM's prefix cache never hits behind a window of one token.
+    reach = config.sliding_window if replayed else max(config.sliding_window, 2)
+    return {"window": reach, "hits": Hits.REPLAYED if replayed else Hits.CACHED}
 
 
 @dataclass

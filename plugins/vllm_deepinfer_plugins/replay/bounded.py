@@ -19,7 +19,7 @@ from ..settings import Settings
 from .keeper import WindowKeeper
 from .ledger import Ledger
 from .message import ReplayStep
-from .settle import WORKER
+from .settle import WORKERS
 from .sizes import Sizes
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class BoundedReplay(Behind):
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         settings = Settings.read(vllm_config.additional_config)
         # With any other worker, as vLLM's own class has, hits are replayed or declined and nothing else.
-        ours = vllm_config.parallel_config.worker_cls == WORKER
+        ours = vllm_config.parallel_config.worker_cls in WORKERS
         trims, keeps = ours and settings.decoder_replay is True, ours and settings.encoder_replay is True
         rows = Sizes.of(vllm_config.model_config.hf_text_config).rows if trims else None
         self._ledger = Ledger(self.prefix_replay_tokens, rows)

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker")
 WORKER = "vllm_deepinfer_plugins.replay.worker.ReplayWorker"
+WORKERS = (WORKER, "vllm_deepinfer_plugins.draft.worker.DraftWorker")
+"""Those that hand replays to the model; `draft.settle` has chosen the second before."""
 SCHEDULER = "vllm_deepinfer_plugins.replay.scheduler.ReplayScheduler"
 
 BY_DEFAULT = True
@@ -49,7 +51,7 @@ def settle(vllm_config: Any) -> None:
         (wanted or (encoder and not settings.invariant)) and not cached,
         _worker_obstacle(vllm_config) or (stale if cached else None),
     )
-    if encoder or decoder:
+    if (encoder or decoder) and vllm_config.parallel_config.worker_cls not in WORKERS:
         vllm_config.parallel_config.worker_cls = WORKER
     if (encoder or decoder) and vllm_config.scheduler_config.scheduler_cls is None:
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER
@@ -97,7 +99,7 @@ def _worker_obstacle(vllm_config: Any) -> str | None:
     worker = vllm_config.parallel_config.worker_cls
     if not current_platform.is_cpu() or vllm_config.use_v2_model_runner:
         return "this project's model class replays on CPUs with vLLM's model runner V1 only: leave it out"
-    if worker not in (*PLATFORM_WORKERS, WORKER):
+    if worker not in (*PLATFORM_WORKERS, *WORKERS):
         return f"--worker-cls is {worker}, which hands no replays to the model: leave the flag out"
     return None
 

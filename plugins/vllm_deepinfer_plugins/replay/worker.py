@@ -7,7 +7,7 @@ method that vLLM made for that, `_model_forward`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -89,6 +89,8 @@ class ReplayRunner(CPUModelRunner):
 class ReplayWorker(CPUWorker):
     """vLLM's CPU worker whose runner is a `ReplayRunner`."""
 
+    runner: ClassVar[type[ReplayRunner]] = ReplayRunner
+
     def init_device(self) -> None:
         super().init_device()
-        ReplayRunner.adopt(self.model_runner)
+        self.runner.adopt(self.model_runner)

@@ -13,13 +13,14 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from ..replay.bounded import BoundedReplay
+from ..verification.adaptive import AdaptiveVerification
 from .time_budget import TimeBudget
 
 __all__ = ["AsyncTimeBudgetScheduler", "TimeBudgetScheduler"]
 
 
-class TimeBudgetScheduler(TimeBudget, BoundedReplay, Scheduler):
-    """For synchronous scheduling."""
+class TimeBudgetScheduler(AdaptiveVerification, TimeBudget, BoundedReplay, Scheduler):
+    """For synchronous scheduling. With speculation, drafts and prefill share a step's budget."""
 
 
 class AsyncTimeBudgetScheduler(TimeBudget, BoundedReplay, AsyncScheduler):

@@ -88,9 +88,22 @@ class Planner:
         if cached:
             self._cached[request.request_id] = cached
 
-    def limit(self) -> float:
-        """Seconds that a step with decodes may take, targets of single requests aside."""
-        return self._limit(None)
+    def decodes_limit(self) -> float:
+        """Seconds that decodes and their drafts may take in the next step.
+
+        Of requests' own targets the tightest counts, whether it decodes already or not. Drafts make room for
+        the smallest chunk of a prompt that has got nothing for too long.
+        """
+        own = [targets.itl for targets in self._targets.values() if targets.itl]
+        limit = self._limit(min(own, default=None))
+        if self.patience.exhausted and self._learner.usable:
+            cost = self._learner.cost()
+            limit -= cost.per_token * cost.tile
+        return limit
+
+    def prefill_weight(self) -> float:
+        """What a second of prefill is worth beside one of decoding: more with each step that left it none."""
+        return 1.0 + self.patience.stalled
 
     def forget(self, request_id: str) -> None:
         """A request has ended."""

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from vllm_deepinfer.policy.step_cost import Features, Work
 from vllm_deepinfer.policy.step_cost_learner import StepCostLearner
 from vllm_deepinfer.policy.verification_control import Decision
+from vllm_deepinfer.policy.verification_pause import Pause
 
+from ..draft.settle import uses_dspark
 from ..settings import Settings
 from .judge import Judge
 from .saved import calibration_of
@@ -44,9 +46,13 @@ class AdaptiveVerification(Behind):
             )
         self._own_costs = not hasattr(self, "_learner")
         if self._own_costs:
+            # With a budget the cost is the planner's too, and is to be of steps that draft.
+            if self.judge is not None and uses_dspark(vllm_config):
+                self.judge.pause = Pause()
             self._learner = StepCostLearner(empty_cost(settings, vllm_config, kv_cache_config))
-        self._now = getattr(self, "_clock", time.perf_counter)
+        self._clock = getattr(self, "_clock", time.perf_counter)
         self._choice: Decision | None = None
+        self._drafted = self._drafting = False  # in the step before, in this one
         self._under_way: tuple[int, float, Features, bool] | None = None
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -59,9 +65,13 @@ class AdaptiveVerification(Behind):
         if self.judge is not None:
             self._choice = self._trim(self.judge)
         output = super().schedule(throttle_prefills)
-        if output.num_scheduled_tokens:
+        if self.judge is not None and output.num_scheduled_tokens:
+            self._drafted, self._drafting = self._drafting, self.judge.drafts(len(self.running))
+            if not self._drafting:
+                output.num_spec_tokens_to_schedule = 0  # heard by `draft.worker`
+        if output.num_scheduled_tokens and (self.judge is not None or self._own_costs):
             features, prefill = self._features(output)
-            self._under_way = (id(output), self._now(), features, prefill)
+            self._under_way = (id(output), self._clock(), features, prefill)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -84,9 +94,14 @@ class AdaptiveVerification(Behind):
         return super()._free_request(request, *args, **kwargs)
 
     def verification_limit(self) -> float:
-        """Seconds that the next step may take; infinite where nobody set a budget."""
+        """Seconds that decodes with drafts may take in the next step; infinite where nobody set a budget."""
         planner = getattr(self, "_planner", None)
-        return math.inf if planner is None else float(planner.limit())
+        return math.inf if planner is None else float(planner.decodes_limit())
+
+    def prefill_weight(self) -> float:
+        """What a second of prefill is worth beside one of decoding; 1 where nobody set a budget."""
+        planner = getattr(self, "_planner", None)
+        return 1.0 if planner is None else float(planner.prefill_weight())
 
     def _trim(self, judge: Judge) -> Decision | None:
         drafting = [request for request in self.running if request.spec_token_ids]
@@ -99,13 +114,17 @@ class AdaptiveVerification(Behind):
             self._learner.cost() if self._learner.usable else None,
             self._others(drafting),
             self.verification_limit(),
+            self.prefill_weight(),
         )
         for request, length in zip(drafting, decision.lengths.tolist(), strict=True):
             request.spec_token_ids = request.spec_token_ids[:length]
         return decision
 
     def _others(self, drafting: list[Request]) -> Features:
-        """What shares the step with the drafts: decodes without any, and the prefill that waits."""
+        """What shares the step with the drafts: decodes without any, and the prefill that waits.
+
+        With a budget prefill gets what drafts leave: nothing of it is there yet that they would have to fit.
+        """
         plain = prefill = 0
         context = 0.0
         for request in self.running:
@@ -115,6 +134,8 @@ class AdaptiveVerification(Behind):
             elif not request.spec_token_ids:
                 plain += 1
                 context += request.num_computed_tokens
+        if not self._own_costs:
+            return Features(decodes=plain, decode_context=context)
         if len(self.running) < self.max_num_running_reqs:
             prefill += sum(request.num_tokens for request, _ in zip(self.waiting, range(8), strict=False))
         room = max(self.max_num_scheduled_tokens - len(drafting) - plain, 0)
@@ -140,10 +161,16 @@ class AdaptiveVerification(Behind):
         if step is None or step[0] != id(output):
             return None
         _, started, features, prefill = step
-        seconds = self._now() - started
-        if self._own_costs:
+        seconds = self._clock() - started
+        paused = self.judge is not None and not self._drafting
+        if self._own_costs and not paused:
             self._learner.observe(features, seconds)
         if prefill:
+            return None
+        if self.judge is not None and paused and self._learner.usable:
+            if not self._drafted:
+                rows, cost = int(features.decodes + features.tokens), self._learner.cost()
+                self.judge.undrafted(rows, cost, features, seconds)
             return None
         if self.judge is not None and self._learner.usable:
             self.judge.took(int(features.decodes + features.tokens), self._learner.cost(), features, seconds)

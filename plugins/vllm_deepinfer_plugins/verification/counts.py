@@ -25,7 +25,8 @@ class VerificationCounts:
         totals: by name: `steps:REASON`, decisions; `budget`, drafts that were chosen; `tokens`, that steps
             with a prediction yielded, and `tokens_predicted`; `us_actual`, `us_predicted` and
             `us_everything`, microseconds that these steps took, were to take, and would have taken for the
-            same tokens with everything verified; `refits`, `adopted`, of the calibration.
+            same tokens with everything verified; `refits`, `adopted`, of the calibration; `paused`,
+            steps that were not to draft.
         positions: by name and draft: `drafted`, `verified`, `accepted`; `ece_before`, `ece_after`, of the
             survival in parts per million at the last refit.
     """

@@ -20,6 +20,7 @@ from vllm_deepinfer.policy.calibration_online import OnlineCalibration
 from vllm_deepinfer.policy.step_cost import Features, StepCost
 from vllm_deepinfer.policy.verification_control import Decision, Drafts, Reason, Rule, Verifier
 from vllm_deepinfer.policy.verification_cost import NOTHING, RoundCost, RowResiduals
+from vllm_deepinfer.policy.verification_pause import Pause
 
 from .counts import VerificationCounts
 
@@ -39,6 +40,7 @@ class Judge:
 
     Attributes:
         counts: what it did.
+        pause: whether anything is drafted; None for a drafter that cannot be told not to.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Judge:
             positions: most drafts of a request.
             calibration: a saved one, for this target and drafter.
         """
+        self.pause: Pause | None = None
         self._positions, self._rule = positions, rule
         self._headed = Verifier(rule)
         self._headless = Verifier(replace(rule, delay=0))
@@ -79,6 +82,7 @@ class Judge:
         step: StepCost | None,
         others: Features = NOTHING,
         limit: float = math.inf,
+        weight: float = 1.0,
     ) -> Decision:
         """How many drafts of each request the next step verifies; arguments as of `Verifier.decide`."""
         lengths = np.array(drafted, np.int64)
@@ -90,8 +94,11 @@ class Judge:
         drafts = Drafts(keys, np.array(contexts, np.float64), lengths, confidences)
         cost = None if step is None else RoundCost(replace(step, tile=1), residuals=self._residuals)
         verifier = self._headed if headed else self._headless
-        decision = verifier.decide(drafts, cost, others, limit)
+        decision = verifier.decide(drafts, cost, others, limit, weight)
         self.counts.decided(decision, lengths)
+        if self.pause is not None and decision.tokens and decision.seconds and decision.plain:
+            sure = round(len(keys) + others.decodes)
+            self.pause.decided(sure, decision.plain, decision.tokens / decision.seconds)
         if decision.fallback and decision.reason not in self._said:
             self._said.add(decision.reason)
             logger.warning("All drafts are verified: %s.", LOST[decision.reason])
@@ -117,6 +124,18 @@ class Judge:
     def took(self, rows: int, step: StepCost, features: Features, seconds: float) -> None:
         """A step without prefill has ended: what so many rows cost beyond the step cost."""
         self._residuals.observe(rows, replace(step, tile=1).seconds(features), seconds)
+
+    def drafts(self, decodes: int) -> bool:
+        """Whether the step that is about to be scheduled is to draft for the one behind it."""
+        wanted = self.pause is None or self.pause.drafts(decodes)
+        self.counts.add("paused", not wanted)
+        return wanted
+
+    def undrafted(self, rows: int, step: StepCost, features: Features, seconds: float) -> None:
+        """A step without prefill that neither drafted nor verified has ended."""
+        if self.pause is not None:
+            expected = replace(step, tile=1).seconds(features)
+            self.pause.took(rows, expected * (1.0 + float(self._residuals.at(np.array([rows]))[0])), seconds)
 
     def _refitted(self) -> None:
         found = self._calibration

@@ -21,6 +21,7 @@ TOTALS = {
         "What the same tokens were predicted to take with every draft verified: over seconds, the gain.",
         1e-6,
     ),
+    "paused": ("steps_without_drafting", "Steps whose scheduler did without drafts.", 1.0),
     "refits": ("calibration_refits", "Fits of the confidences' calibration.", 1.0),
     "adopted": ("calibration_adoptions", "Fits that replaced the calibration in use.", 1.0),
 }

@@ -12,9 +12,22 @@ from ..settings import Settings
 
 
 def names_of(vllm_config: Any) -> tuple[str, str]:
-    """Target and drafter, as a calibration file names them."""
+    """Target and drafter, as a calibration file names them.
+
+    A checkpoint folder by a digest of its weights, wherever it lies: one that was trained further is another.
+    """
     speculative = vllm_config.speculative_config
-    return str(vllm_config.model_config.model), f"{speculative.method}:{speculative.model}"
+    target, drafter = str(vllm_config.model_config.model), str(speculative.model)
+    return _name(target), f"{speculative.method}:{_name(drafter)}"
+
+
+def _name(model: str) -> str:
+    from ..kv_connector.fingerprint import checkpoint_digest  # its package is large, and seldom needed here
+
+    folder = Path(model)
+    if not (folder / "config.json").is_file():
+        return model  # of a hub, or a class
+    return f"sha256:{checkpoint_digest(folder)[:32]}"
 
 
 def calibration_of(vllm_config: Any, settings: Settings, positions: int) -> Calibration | None:
@@ -27,8 +40,15 @@ def calibration_of(vllm_config: Any, settings: Settings, positions: int) -> Cali
         return None
     here = f'additional_config["deepinfer"]["calibration_file"] is {settings.calibration_file}'
     try:
-        found = loads(Path(settings.calibration_file).read_text(), *names_of(vllm_config))
-    except (OSError, ForeignCalibration) as error:
+        text = Path(settings.calibration_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UserError(
+            f"{here}, which cannot be read ({reason}): write the path of a calibration, or leave it out"
+        ) from error
+    try:
+        found = loads(text, *names_of(vllm_config))
+    except ForeignCalibration as error:
         raise UserError(f"{here}, which cannot be used: {error}") from error
     if len(found.temperatures) != positions:
         raise UserError(

@@ -11,12 +11,14 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_deepinfer.errors import UserError
+from vllm_deepinfer.policy.step_cost import StepCost
 
 from ..cli_errors import refuse
+from ..replay.bounded import BoundedReplay
 from .adaptive import AdaptiveVerification
 
 
-class VerifyingScheduler(AdaptiveVerification, Scheduler):
+class VerifyingScheduler(AdaptiveVerification, BoundedReplay, Scheduler):
     """For synchronous scheduling: ahead of time nobody knows confidences yet."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -30,3 +32,7 @@ class VerifyingScheduler(AdaptiveVerification, Scheduler):
             super().__init__(vllm_config, *args, **kwargs)
         except UserError as error:
             refuse(error)
+
+    def replay_cost(self) -> StepCost | None:
+        """One cost of a step decides over drafts and over prefix hits."""
+        return self._learner.cost() if self._learner.usable else None

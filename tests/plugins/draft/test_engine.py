@@ -58,6 +58,7 @@ def speculating(path: Path, alone: list[list[int]]) -> Iterator[Any]:
         # Known from the start, so that what is dropped does not hang on how steady this machine is.
         cost = StepCost(per_step=5e-3, per_token=1e-3, per_decode=1e-3)
         scheduler._learner = StepCostLearner(cost, cost)
+        scheduler.judge.pause = None  # the tests want drafts, whether they pay or not
         yield llm
 
 
@@ -132,6 +133,32 @@ def test_drafts_are_those_of_the_plain_form(speculating: Any, monkeypatch: pytes
         assert torch.allclose(sure[0].sigmoid(), torch.tensor(confidences), atol=1e-4)
 
 
+class Never:
+    """A pause that never ends."""
+
+    def drafts(self, decodes: int) -> bool:
+        return False
+
+    def took(self, decodes: int, predicted: float, seconds: float) -> None:
+        self.seen = (decodes, predicted, seconds)
+
+
+def test_nothing_is_drafted_in_a_pause_and_answers_stay(speculating: Any, alone: list[list[int]]) -> None:
+    judge = speculating.llm_engine.engine_core.engine_core.scheduler.judge
+    drafted, paused = metric(speculating, "vllm:spec_decode_num_draft_tokens"), judge.counts.totals["paused"]
+    judge.pause = never = Never()
+    try:
+        assert engines.greedy(speculating, PROMPTS, TOKENS) == alone
+    finally:
+        judge.pause = None
+    assert metric(speculating, "vllm:spec_decode_num_draft_tokens") == drafted
+    assert judge.counts.totals["paused"] >= paused + TOKENS - 1
+    decodes, predicted, seconds = never.seen
+    assert 1 <= decodes <= 12 and predicted > 0 and seconds > 0
+    assert any(engines.greedy(speculating, PROMPTS[:1], TOKENS))
+    assert metric(speculating, "vllm:spec_decode_num_draft_tokens") > drafted, "drafting goes on behind it"
+
+
 def test_structured_output_and_drawn_tokens(speculating: Any) -> None:
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
@@ -146,3 +173,61 @@ def test_structured_output_and_drawn_tokens(speculating: Any) -> None:
     drawn = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
     answers = [list(o.outputs[0].token_ids) for o in speculating.generate(asked, drawn, use_tqdm=False)]
     assert all(len(tokens) == 8 for tokens in answers) and len(set(map(tuple, answers))) > 1
+
+
+def test_an_answer_ends_inside_a_block_of_accepted_drafts(
+    speculating: Any, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import SamplingParams
+
+    guessing(monkeypatch, alone)
+    asked = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    ends = [answer[4] for answer in alone]
+    sampling = [
+        SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, stop_token_ids=[end])
+        for end in ends
+    ]
+    for out, answer, end in zip(
+        speculating.generate(asked, sampling, use_tqdm=False), alone, ends, strict=True
+    ):
+        assert list(out.outputs[0].token_ids) == answer[: answer.index(end) + 1]
+        assert out.outputs[0].finish_reason == "stop" and out.outputs[0].stop_reason == end
+    plain = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    texts = [out.outputs[0].text for out in speculating.generate(asked, plain, use_tqdm=False)]
+    stops = [text[len(text) // 3 : len(text) // 3 + 2] for text in texts]
+    assert sum(len(stop) == 2 for stop in stops) > COUNT // 2
+    sampling = [
+        SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, stop=[stop] if stop else [])
+        for stop in stops
+    ]
+    found = speculating.generate(asked, sampling, use_tqdm=False)
+    for out, text, stop in zip(found, texts, stops, strict=True):
+        assert out.outputs[0].text == (text[: text.index(stop)] if stop else text)
+
+
+def test_aborted_requests_leave_no_block_and_change_no_answer(
+    speculating: Any, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import SamplingParams
+
+    guessing(monkeypatch, alone)
+    engine = speculating.llm_engine
+    pool = engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    free = pool.get_num_free_blocks()
+    sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(f"ends-{number}", {"prompt_token_ids": prompt}, sampling)
+        engine.add_request(f"left-{number}", {"prompt_token_ids": prompt}, sampling)
+    answers: dict[str, list[int]] = {}
+    leaving = [f"left-{number}" for number in range(COUNT)]
+    while engine.has_unfinished_requests():
+        for out in engine.step():
+            if out.finished:
+                answers[out.request_id] = list(out.outputs[0].token_ids)
+        if leaving:
+            engine.abort_request([leaving.pop()])
+    assert [answers[f"ends-{number}"] for number in range(COUNT)] == alone
+    left = {key: tokens for key, tokens in answers.items() if key.startswith("left")}
+    assert len(left) < COUNT, "some were aborted before their end"
+    assert all(tokens == alone[int(key.removeprefix("left-"))] for key, tokens in left.items())
+    assert pool.get_num_free_blocks() == free

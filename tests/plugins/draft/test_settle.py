@@ -7,10 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm_deepinfer_plugins.draft.settle import PROPOSER, SCHEDULER, WORKER, settle, uses_dspark
+from vllm_deepinfer_plugins.draft.worker import DraftWorker
+from vllm_deepinfer_plugins.replay.settle import WORKERS
+from vllm_deepinfer_plugins.replay.settle import settle as settle_replays
 
 from tests.plugins.model.engines import FIXTURES
 from vllm_deepinfer.errors import UserError
+
+
+class SchedulerConfig(SimpleNamespace):
+    def get_scheduler_cls(self) -> Any:
+        return resolve_obj_by_qualname(self.scheduler_cls)
 
 
 def config(name: str = "deepseek-v4.1-tiny-dspark", deepinfer: Any = None, **speculative: Any) -> Any:
@@ -27,7 +36,9 @@ def config(name: str = "deepseek-v4.1-tiny-dspark", deepinfer: Any = None, **spe
         model_config=SimpleNamespace(hf_config=SimpleNamespace(to_dict=lambda: fields)),
         additional_config={"deepinfer": deepinfer or {}},
         parallel_config=SimpleNamespace(worker_cls="auto"),
-        scheduler_config=SimpleNamespace(scheduler_cls=None, async_scheduling=False),
+        scheduler_config=SchedulerConfig(scheduler_cls=None, async_scheduling=False),
+        cache_config=SimpleNamespace(swa_bounded_replay=True, enable_prefix_caching=True),
+        kv_transfer_config=None,
         use_v2_model_runner=False,
     )
 
@@ -40,13 +51,39 @@ def refusal(given: Any) -> str:
     return message
 
 
-def test_the_drafter_gets_its_worker_and_scheduler_and_no_replays() -> None:
+def test_the_drafter_gets_its_worker_and_scheduler() -> None:
     given = config()
     settle(given)
     assert uses_dspark(given)
     assert given.parallel_config.worker_cls == WORKER
+    assert resolve_obj_by_qualname(WORKER) is DraftWorker and WORKER in WORKERS
     assert given.scheduler_config.scheduler_cls == SCHEDULER
-    assert given.additional_config == {"deepinfer": {"encoder_replay": False, "decoder_replay": False}}
+    assert given.additional_config == {"deepinfer": {}}
+
+
+@pytest.mark.parametrize(
+    ("deepinfer", "wanted"),
+    [
+        ({}, (True, True)),
+        ({"encoder_replay": True, "decoder_replay": True}, (True, True)),
+        ({"encoder_replay": False}, (False, False)),
+        ({"decoder_replay": False}, (True, False)),
+        ({"batch_invariant": True}, (False, False)),
+        ({"batch_invariant": True, "encoder_replay": True, "decoder_replay": True}, (True, True)),
+    ],
+)
+@pytest.mark.parametrize("scheduler", [None, "vllm_deepinfer_plugins.scheduler.TimeBudgetScheduler"])
+def test_replays_are_settled_as_without_a_drafter(
+    deepinfer: Any, wanted: tuple[bool, bool], scheduler: str | None
+) -> None:
+    given = config(deepinfer=deepinfer)
+    given.scheduler_config.scheduler_cls = scheduler
+    settle(given)
+    settle_replays(given)
+    part = given.additional_config["deepinfer"]
+    assert (part["encoder_replay"], part["decoder_replay"]) == wanted
+    assert given.parallel_config.worker_cls == WORKER, "which hands replays to the model, and temperatures"
+    assert given.scheduler_config.scheduler_cls == (scheduler or SCHEDULER)
 
 
 def test_without_speculation_nothing_is_settled() -> None:
@@ -79,11 +116,6 @@ def test_methods_of_other_classes(method: str) -> None:
 
 def test_synthetic_acceptance() -> None:
     assert "rejection_sample_method synthetic" in refusal(config(rejection_sample_method="synthetic"))
-
-
-@pytest.mark.parametrize("name", ["encoder_replay", "decoder_replay"])
-def test_replays(name: str) -> None:
-    assert f'["{name}"] is true, but the DSpark drafter' in refusal(config(deepinfer={name: True}))
 
 
 def test_another_worker() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.engine.contract import EngineContract, Recorder, eventually, prompt_of, request_of
+from tests.engine.contract import EngineContract
+from tests.engine.recorder import Recorder, eventually, prompt_of, request_of
 from tests.plugins.engine.starting import started
 from tests.plugins.tiny_qwen3 import FIRST_BYTE, MAX_MODEL_LEN, text_of, write_tiny_qwen3
 from vllm_deepinfer.engine import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.contract import Recorder, eventually, request_of
+from tests.engine.recorder import Recorder, eventually, request_of
 from tests.plugins.engine.test_info import llm_of
 from vllm_deepinfer.engine import (
     EngineDead,

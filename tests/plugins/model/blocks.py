@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from vllm_deepinfer_plugins.model.causal_lm import make_stores
-from vllm_deepinfer_plugins.model.paged import PagedSequence
+from vllm_deepinfer_plugins.model.paged import PagedSequence, Stores
 from vllm_deepinfer_plugins.model.stores import Hits, PagedMetadata, PagedStore
 from vllm_deepinfer_plugins.model.tiles import ROWS, RowTiles
 from vllm_deepinfer_plugins.model.truncation import Truncation
@@ -81,7 +81,7 @@ class Blocks:
             cache_config=SimpleNamespace(block_size=block_size),
             compilation_config=SimpleNamespace(static_forward_context={}),
         )
-        self.stores = make_stores(vllm_config, self.config, replayed=replayed)
+        self.stores = self._make_stores(vllm_config)
         self.all = [*self.stores.tokens.values(), *self.stores.entries.values()]
         self.random, self.requests = random.Random(seed), list[Request]()
         self.free: dict[Group, list[int]] = {}
@@ -89,6 +89,9 @@ class Blocks:
         for store in self.all:
             self.free[group_of(store)] = self.random.sample(range(1, count), count - 1)
             self._allocate(store, count, gap=3 if packed else 0)
+
+    def _make_stores(self, vllm_config: Any) -> Stores:
+        return make_stores(vllm_config, self.config, replayed=self.replayed)
 
     def _allocate(self, store: PagedStore, count: int, gap: int) -> None:
         rows = self.block_size // store.ratio

@@ -114,6 +114,7 @@ def test_sizes_that_the_kernels_do_not_take() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_through_the_engine_as_near_to_float32_as_the_portable_form() -> None:
     """Mean divergence from the golden logits over all fixture prompts, which bfloat16 itself moves far."""
     found: dict[bool, list[float]] = {}

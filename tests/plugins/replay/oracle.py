@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm_deepinfer_plugins.draft.settle import PROPOSER
 from vllm_deepinfer_plugins.model.tiles import ROWS, RowTiles
 from vllm_deepinfer_plugins.model.weights import load_backbone
 from vllm_deepinfer_plugins.replay.message import ReplayStep
@@ -29,6 +30,7 @@ from vllm_deepinfer.policy.replay import Way, decoder_start
 BLOCK = 16
 ENGINES = bool(os.environ.get("DEEPINFER_REPLAY_ENGINES"))
 VOCAB = 1024
+SPECULATION = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 5}
 ON = {"batch_invariant": True, "encoder_replay": True, "decoder_replay": True, "window_tier_mib": 0}
 
 
@@ -66,20 +68,31 @@ class Log:
         scheduler.schedule = logged
 
 
-def checkpoint(folder: Path) -> Path:
-    """Layers: window alone; a KV source of ratio 2 with Engram; the last source, ratio 1; one behind it."""
+def checkpoint(folder: Path, blocks: int = 0) -> Path:
+    """Layers: window alone; a KV source of ratio 2 with Engram; the last source, ratio 1; one behind it.
+
+    Args:
+        blocks: Of a DSpark drafter, which taps layers in front of the last source, it, and behind it.
+    """
     shape = {"ratios": (0, 2, 1, 1), "kv_sources": (1, 2), "index_sources": (1, 2, 3), "engram_layers": (1,)}
-    return tiny(folder, experts=4, heads=2, **shape)
+    return tiny(folder, experts=4, heads=2, dspark_blocks=blocks, **shape)
 
 
 @contextmanager
-def engine(folder: Path, *, deepinfer: dict[str, Any] | None = None, **settings: Any) -> Iterator[Any]:
+def engine(
+    folder: Path, *, deepinfer: dict[str, Any] | None = None, blocks: int = 0, **settings: Any
+) -> Iterator[Any]:
     """A V4.1 of four layers, batch-invariant, with both replays on and no window KV in host memory.
 
     Its hits are decided by tokens: no measured time may decide a test.
+
+    Args:
+        blocks: Of a DSpark drafter, which then drafts.
     """
-    path = checkpoint(folder)
+    path = checkpoint(folder, blocks)
     given = {"block_size": BLOCK, "additional_config": {"deepinfer": {**ON, **(deepinfer or {})}}}
+    if blocks:
+        given["speculative_config"] = SPECULATION
     with engines.engine(path, **{**given, **settings}) as llm:
         scheduler_of(llm).replay_cost = lambda: None
         yield llm

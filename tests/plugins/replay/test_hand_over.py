@@ -14,7 +14,7 @@ from vllm_deepinfer_plugins.hand_over.settings import transfer_config
 from tests.plugins.engine.starting import started
 from vllm_deepinfer.engine import GenerateRequest, KvHandOver, SamplingParams
 
-from .oracle import BLOCK, ENGINES, ON, checkpoint, engine
+from .oracle import BLOCK, ENGINES, ON, SPECULATION, checkpoint, engine
 from .test_engine import DOCUMENT, TOKENS, answer, ids, serve
 
 pytestmark = [
@@ -55,20 +55,24 @@ async def split(prefill: Any, decode: Any, name: str, prompt: list[int]) -> tupl
     return tokens, first.cached_tokens
 
 
-def test_two_engines_answer_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("blocks", [0, 2], ids=["alone", "a drafter"])
+def test_two_engines_answer_what_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
     """New prompts of any length; then prompts whose prefix the prefill engine has cached and replays."""
-    path = checkpoint(tmp_path)
+    path = checkpoint(tmp_path, blocks)
+    given = {**SETTINGS, **({"speculative_config": SPECULATION} if blocks else {})}
     new = {f"new {n}": ids(n, seed=n) for n in LENGTHS}
     known = {f"known {n}": DOCUMENT[:n] + ids(9, seed=n) for n in (33, 48, 64, 100)}
     expected: dict[str, list[int]] = {}
-    with engine(tmp_path / "one", max_num_seqs=1) as llm:
+    with engine(tmp_path / "one", max_num_seqs=1, blocks=blocks) as llm:
         for name, prompt in ({"document": DOCUMENT} | new | known).items():
             expected[name] = answer(serve(llm, {name: prompt})[name])
     monkeypatch.setitem(os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING", "1")
 
     async def main() -> dict[str, tuple[list[int], int]]:
-        prefill = await started(path, kv_transfer_config=transfer_config("prefill", cpu=True), **SETTINGS)
-        decode = await started(path, kv_transfer_config=transfer_config("decode", cpu=True), **SETTINGS)
+        prefill = await started(path, kv_transfer_config=transfer_config("prefill", cpu=True), **given)
+        decode = await started(path, kv_transfer_config=transfer_config("decode", cpu=True), **given)
         try:
             found = {}
             for name, prompt in ({"document": DOCUMENT} | new | known).items():

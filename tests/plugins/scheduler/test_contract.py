@@ -12,6 +12,7 @@ from vllm_deepinfer_plugins.replay.bounded import BoundedReplay
 from vllm_deepinfer_plugins.scheduler import AsyncTimeBudgetScheduler, TimeBudgetScheduler
 from vllm_deepinfer_plugins.scheduler.time_budget import TimeBudget
 from vllm_deepinfer_plugins.scheduler.waiting import RankedQueue
+from vllm_deepinfer_plugins.verification.adaptive import AdaptiveVerification
 
 SIGNATURES = {
     "add_request": ["self", "request"],
@@ -76,6 +77,6 @@ def test_stats_are_made_once_per_update_and_their_order_lets_a_custom_logger_go_
 
 
 def test_both_classes_are_vllm_s_with_the_mixin_in_front() -> None:
-    assert TimeBudgetScheduler.__mro__[1:4] == (TimeBudget, BoundedReplay, Scheduler)
+    assert TimeBudgetScheduler.__mro__[1:5] == (AdaptiveVerification, TimeBudget, BoundedReplay, Scheduler)
     assert AsyncTimeBudgetScheduler.__mro__[1:5] == (TimeBudget, BoundedReplay, AsyncScheduler, Scheduler)
     assert AsyncTimeBudgetScheduler.schedules_ahead and not TimeBudgetScheduler.schedules_ahead

@@ -242,3 +242,29 @@ def test_until_there_is_a_model_chunks_take_a_few_sizes_and_then_are_vllm_s_own(
 def test_without_a_model_the_queue_is_first_come_first_served() -> None:
     made = planner(known=False)
     assert made.rank(request("long", 9_000, arrival=0.0)) < made.rank(request("short", 9, arrival=1.0))
+
+
+def test_drafts_may_take_what_decodes_may() -> None:
+    made = planner(target=None, budget=0.03)
+    assert made.decodes_limit() == 0.03 and made.prefill_weight() == 1.0
+    made.expect(request("h", 10, extra={ITL_TARGET_MS: 20}), 0)
+    assert made.decodes_limit() == pytest.approx(0.02 / FIRST_MARGIN), "also before it decodes"
+    made.forget("h")
+    assert made.decodes_limit() == 0.03
+
+
+def test_drafts_give_way_to_a_prompt_that_gets_nothing() -> None:
+    """Its time is worth more with every such step; in the eighth they leave room for one tile of it."""
+    made = planner(target=0.001)
+    limits, weights = [], []
+    for _ in range(PATIENCE + 1):
+        limits.append(made.decodes_limit())
+        weights.append(made.prefill_weight())
+        step, order = prepare(made, [decode("d")], [request("p", 9_000)])
+        tokens = step.waiting("p", 0, 9_000)
+        step.charge("p", 0, tokens)
+        made.settle(step, order, ({"d", "p"} if tokens else {"d"}).__contains__)
+    tile = 32 * TWO_CORE_DENSE.per_token
+    assert limits[: PATIENCE - 1] == [limits[0]] * (PATIENCE - 1)
+    assert limits[PATIENCE - 1] == pytest.approx(limits[0] - tile) and limits[PATIENCE] == limits[0]
+    assert weights == [1.0 + n for n in range(PATIENCE)] + [1.0]
