@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,9 @@ import typer
 from vllm_deepinfer.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+COMMANDS = "vllm_deepinfer.command"
+"""Entry points of sub-commands that other packages bring."""
 
 # Arguments are passed on as they are, `--help` too: the sub-command's own module knows what they mean.
 _PASS_ON: dict[str, Any] = {
@@ -70,6 +73,12 @@ def serve(context: typer.Context) -> int:
 
 
 @app.command(context_settings=_PASS_ON)
+def calibrate(context: typer.Context) -> int:
+    """Fit a drafter's confidences to what the target accepts."""
+    return pass_on(plugged_in("calibrate"), context)
+
+
+@app.command(context_settings=_PASS_ON)
 def store(context: typer.Context) -> int:
     """Look after a prefix store: stat, ls, verify, gc, rm, bench."""
     return _invoke(
@@ -97,6 +106,18 @@ def bench(
             typer.echo(f"{known:16} {target.value}")
         return 0
     return registry.run(name, quick, json)
+
+
+def plugged_in(name: str) -> str:
+    """`module:function` of a sub-command that comes with another package, by entry point.
+
+    Raises:
+        UserError: That package is not installed.
+    """
+    found = entry_points(group=COMMANDS, name=name)
+    if not found:
+        raise UserError(f"{name} comes with vllm-deepinfer-plugins, which is not installed here.")
+    return next(iter(found)).value
 
 
 def pass_on(target: str, context: typer.Context) -> int:

@@ -25,10 +25,15 @@ from .diagnosis import diagnosis, model_of
 EXIT_CODE = 2
 RELAY = "DEEPINFER_REFUSAL_FILE"
 """Environment variable: the file in which an engine's process leaves its sentence for the command line's."""
+FLAGS = {"SpeculativeConfig": "--speculative-config"}
+"""vLLM's own checks of what our drafter is started with, by the class that makes them."""
 
 
 def sentence_of(error: BaseException | None) -> str | None:
-    """The sentence of the first of our errors in a chain of exceptions, pydantic's wrapping included."""
+    """The sentence of the first of our errors in a chain of exceptions, pydantic's wrapping included.
+
+    Or of vLLM's own, for the flags that this project's features are started with.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -39,8 +44,19 @@ def sentence_of(error: BaseException | None) -> str | None:
                 cause = problem.get("ctx", {}).get("error")
                 if isinstance(cause, UserError):
                     return str(cause)
+            if error.title in FLAGS:
+                return _of_flag(error)
         error = error.__cause__ or error.__context__
     return None
+
+
+def _of_flag(error: ValidationError) -> str:
+    """What vLLM finds wrong about an object that a flag takes."""
+    first = error.errors()[0]
+    problem = " ".join(first["msg"].removeprefix("Value error, ").split()).rstrip(".")
+    key = ".".join(map(str, first["loc"]))
+    what = f"{FLAGS[error.title]} has {key} {first['input']!r}" if key else FLAGS[error.title]
+    return f"{what}: {problem[0].lower()}{problem[1:]}"
 
 
 def install() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pydantic import ValidationError, create_model
 from vllm_deepinfer_plugins import cli_errors
 
 from tests.plugins.tiny_qwen3 import write_tiny_qwen3
@@ -26,6 +27,30 @@ def test_our_error_is_found_in_a_chain() -> None:
         assert cli_errors.sentence_of(error) == "Say A instead of B."
     assert cli_errors.sentence_of(RuntimeError("other")) is None
     assert cli_errors.sentence_of(None) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"num_speculative_tokens": 0}, " has num_speculative_tokens 0: input should be greater than 0"),
+        ({"num_speculative_tokens": "five"}, " has num_speculative_tokens 'five': input should be a valid"),
+        ({}, ": num_speculative_tokens must be provided with speculative model unless"),
+        ({"num_speculative_token": 5}, " has num_speculative_token 5: unexpected keyword argument"),
+    ],
+)
+def test_what_vllm_finds_wrong_about_a_flag_of_ours(given: dict[str, object], sentence: str) -> None:
+    from vllm.config import SpeculativeConfig
+
+    with pytest.raises(ValidationError) as error:
+        SpeculativeConfig(method="custom_class", model="a.Proposer", **given)  # type: ignore[arg-type]
+    found = cli_errors.sentence_of(error.value)
+    assert found is not None and found.startswith(f"--speculative-config{sentence}") and "\n" not in found
+
+
+def test_what_others_find_wrong_is_theirs() -> None:
+    with pytest.raises(ValidationError) as error:
+        create_model("Other", count=(int, ...))(count="five")
+    assert cli_errors.sentence_of(error.value) is None
 
 
 def test_outside_an_engine_s_process_the_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +88,7 @@ def test_an_empty_relay_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_vllm_serve_refuses_the_wrong_scheduler_in_one_sentence(tmp_path: Path) -> None:
     """A CPU schedules synchronously, which only the engine's process learns."""
     vllm = Path(sys.executable).with_name("vllm")

@@ -71,14 +71,17 @@ def load(benchmark: EntryPoint) -> Benchmark:
         ) from None
 
 
-def check_writable(path: Path) -> None:
-    """UserError unless a report can be written to `path`: better said before the benchmark than after it."""
+def check_writable(path: Path, name: str = "--json") -> None:
+    """UserError unless a report can be written to `path`: better said before the benchmark than after it.
+
+    `name` is what the user calls the path.
+    """
     if path.is_dir():
-        raise UserError(f"--json {path} is a folder; name a file.")
+        raise UserError(f"{name} {path} is a folder; name a file.")
     if not path.parent.is_dir():
-        raise UserError(f"--json {path}: there is no folder {path.parent}.")
+        raise UserError(f"{name} {path}: there is no folder {path.parent}.")
     if not os.access(path.parent, os.W_OK):
-        raise UserError(f"--json {path}: the folder {path.parent} cannot be written.")
+        raise UserError(f"{name} {path}: the folder {path.parent} cannot be written.")
 
 
 def _is_installed(distribution: str) -> bool:

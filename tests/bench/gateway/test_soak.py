@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from vllm_deepinfer.bench.gateway.soak import SoakResult, resident_bytes, soak
 
 
@@ -45,6 +47,8 @@ def test_resident_bytes() -> None:
     assert resident_bytes() - before > 60 << 20
 
 
+@pytest.mark.slow
+@pytest.mark.long
 async def test_a_short_soak() -> None:
     found = await soak(60, seed=3)
     assert found.lost == 0, found

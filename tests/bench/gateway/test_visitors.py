@@ -58,6 +58,10 @@ def test_only_who_did_not_read_may_be_cut_off() -> None:
     assert judge(a_visit(Manner.STOP_READING), cut) is Outcome.CUT
     assert judge(a_visit(Manner.DAWDLE), cut) is Outcome.CUT
     assert judge(a_visit(Manner.READ), cut) is Outcome.LOST
+    all_but_the_last_chunk = HEAD + ENDINGS["/v1/chat/completions"][0] + b"\n\n\r\n"
+    assert judge(a_visit(Manner.STOP_READING), all_but_the_last_chunk) is Outcome.CUT
+    for manner in (Manner.DAWDLE, Manner.READ):
+        assert judge(a_visit(manner), all_but_the_last_chunk) is Outcome.LOST
 
 
 def test_plans_cover_everything() -> None:

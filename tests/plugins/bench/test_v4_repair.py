@@ -127,6 +127,7 @@ def test_importing_the_plugins_or_the_benchmark_does_not_even_load_vllm() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_repaired_engine_really_runs(tmp_path: Path) -> None:
     """Finite, varied, repeatable, and dependent on what reaches it through the compressed caches alone.
 

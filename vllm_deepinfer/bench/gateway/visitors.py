@@ -141,4 +141,6 @@ def judge(what: Visit, answer: bytes) -> Outcome:
         return Outcome.COMPLETE
     if errors and ends == 0 and whole:
         return Outcome.ERROR
-    return Outcome.CUT if what.manner in (Manner.STOP_READING, Manner.DAWDLE) and ends == 0 else Outcome.LOST
+    # The server may give up on who does not read at any byte, the end of the last chunk among them.
+    cut = ends == 0 or (ends == 1 and what.manner is Manner.STOP_READING)
+    return Outcome.CUT if what.manner in (Manner.STOP_READING, Manner.DAWDLE) and cut else Outcome.LOST

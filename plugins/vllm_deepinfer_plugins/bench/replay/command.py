@@ -33,7 +33,7 @@ TARGETS = {
     "warm_ttft_ratio_16k": "<= 1.3",
     "cache_bytes_ratio": "<= 0.15",
 }
-NO_CHECKPOINT = "no trained checkpoint of this architecture is here, and random weights predict nothing"
+NO_CHECKPOINT = "random weights predict nothing: `bench quality` has both, of the trained checkpoint"
 
 
 def run(quick: bool, json: Path | None) -> int:

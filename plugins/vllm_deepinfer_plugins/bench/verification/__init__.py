@@ -1,0 +1,1 @@
+"""`vllm-deepinfer bench verification`: verification off, of a fixed number of drafts, and adaptive."""
