@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.engine.contract import EngineContract, Recorder, eventually, request_of
+from tests.engine.contract import EngineContract
+from tests.engine.recorder import Recorder, eventually, request_of
 from vllm_deepinfer.cluster.channel import EngineServer, RemoteEngine
 from vllm_deepinfer.cluster.disaggregated import DisaggregatedEngine
 from vllm_deepinfer.cluster.pool import PooledEngine

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.contract import EngineContract, Recorder, eventually, request_of
+from tests.engine.contract import EngineContract
+from tests.engine.recorder import Recorder, eventually, request_of
 from vllm_deepinfer.cluster.channel import EngineServer, RemoteEngine
 from vllm_deepinfer.cluster.pool import PooledEngine
 from vllm_deepinfer.cluster.routers import AggregatedRouter

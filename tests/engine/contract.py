@@ -13,102 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import msgspec
 import pytest
 
+from tests.engine.hand_over_contract import HandOverContract
+from tests.engine.recorder import Recorder, eventually, prompt_of, request_of
 from vllm_deepinfer.engine import (
     Engine,
     EngineDraining,
     EngineUnavailable,
     FinishReason,
-    GenerateRequest,
     HealthState,
     InvalidRequest,
-    KvHandOver,
-    Load,
-    SamplingParams,
     TokenDelta,
     collect,
     stream,
 )
 
-_ids = itertools.count()
 
-
-class Recorder:
-    """A sink that checks, at every delivery, what invariants 1 to 3 promise, and keeps what it got."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[TokenDelta]] = []
-        self.tokens: dict[str, list[int]] = {}
-        self.finals: dict[str, TokenDelta] = {}
-        self._ended: dict[str, asyncio.Event] = {}
-
-    def __call__(self, deltas: Sequence[TokenDelta]) -> None:
-        ids = [delta.request_id for delta in deltas]
-        assert ids and len(set(ids)) == len(ids), "at least one delta, and at most one per request and step"
-        self.calls.append(list(deltas))
-        for delta in deltas:
-            assert delta.request_id not in self.finals, "nothing comes after the final delta"
-            assert delta.token_ids or delta.final, "a delta without tokens is a final one"
-            self.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
-            if delta.final:
-                self.finals[delta.request_id] = delta
-                self._event(delta.request_id).set()
-
-    def _event(self, request_id: str) -> asyncio.Event:
-        return self._ended.setdefault(request_id, asyncio.Event())
-
-    async def ended(self, *request_ids: str) -> None:
-        """Wait for the final deltas of these requests."""
-        for request_id in request_ids:
-            await asyncio.wait_for(self._event(request_id).wait(), 120)
-
-    async def started(self, request_id: str, tokens: int = 1) -> None:
-        """Wait until a request has that many tokens, or has ended."""
-        await eventually(lambda: len(self.tokens.get(request_id, ())) >= tokens or request_id in self.finals)
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait until `condition()` holds; fails when it does not become true."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
-def prompt_of(engine: Engine, length: int, seed: int) -> list[int]:
-    """Random ordinary token ids."""
-    rng, vocab_size = random.Random(seed), engine.info.vocab_size or 256
-    return [rng.randrange(20, vocab_size) for _ in range(length)]
-
-
-def request_of(
-    prompt: Sequence[int], request_id: str = "", salt: str | None = None, **sampling: object
-) -> GenerateRequest:
-    """A greedy request with a new id that runs to max_tokens (16)."""
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 16, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
-    return GenerateRequest(
-        request_id=request_id or f"r{next(_ids)}", prompt_token_ids=prompt, sampling=params, cache_salt=salt
-    )
-
-
-def keeping(prompt: Sequence[int], salt: str | None = None) -> GenerateRequest:
-    """A request whose KV is kept."""
-    request = request_of(prompt, salt=salt, max_tokens=1)
-    return msgspec.structs.replace(request, hand_over=KvHandOver(keep=True))
-
-
-def fetching_from(source: dict[str, Any], request: GenerateRequest) -> GenerateRequest:
-    """The request, its prompt's KV to be fetched from there."""
-    return msgspec.structs.replace(request, hand_over=KvHandOver(source=source))
-
-
-class EngineContract:
+class EngineContract(HandOverContract):
     """The tests. None of them assumes how fast an engine is."""
 
     storm_requests = 200
@@ -374,117 +299,6 @@ class EngineContract:
                 assert len(tokens) == request.sampling.max_tokens
         await eventually(lambda: engine.load().kv_tokens_used == 0)
         assert engine.load().active_requests == 0
-
-    # Hand-over, invariants 7 and 8
-
-    hands_over_to_itself = True
-    """Whether what it keeps can be fetched by itself; if not, it has tests of its own with two of them."""
-
-    async def test_kept_kv_is_held_until_it_is_released(self, engine: Engine) -> None:
-        if not engine.info.hands_over:
-            with pytest.raises(InvalidRequest, match="hands no KV over"):
-                await engine.submit(keeping(prompt_of(engine, 40, 20)), Recorder())
-            return
-        sink, prompt = Recorder(), prompt_of(engine, 40, 20)
-        await eventually(lambda: engine.load().kv_tokens_used == 0)
-        request = keeping(prompt)
-        await engine.submit(request, sink)
-        await sink.ended(request.request_id)
-        final = sink.finals[request.request_id]
-        assert final.finish_reason is FinishReason.LENGTH and final.kv_source
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(final.kv_source))
-        await eventually(lambda: engine.load().held_requests == 1)
-        load = engine.load()
-        assert load.active_requests == 0 and load.kv_tokens_used >= 39
-        assert load.kv_tokens_used + load.kv_tokens_free == engine.info.kv_capacity_tokens
-        await collect(engine, request_of(prompt_of(engine, 9, 21)))  # others are served beside it
-        await engine.abort([request.request_id, request.request_id])
-        await engine.abort([request.request_id])
-        await eventually(lambda: engine.load() == Load(kv_tokens_free=engine.info.kv_capacity_tokens))
-
-    async def test_a_plain_request_keeps_nothing(self, engine: Engine) -> None:
-        sink, request = Recorder(), request_of(prompt_of(engine, 9, 22))
-        await engine.submit(request, sink)
-        await sink.ended(request.request_id)
-        assert sink.finals[request.request_id].kv_source is None and engine.load().held_requests == 0
-
-    async def test_an_aborted_request_keeps_nothing(self, engine: Engine) -> None:
-        if not engine.info.hands_over:
-            return
-        sink, request = Recorder(), keeping(prompt_of(engine, 60, 23))
-        await engine.submit(request, sink)
-        await engine.abort([request.request_id])
-        assert sink.finals[request.request_id].finish_reason is FinishReason.ABORT
-        assert sink.finals[request.request_id].kv_source is None
-        await eventually(lambda: engine.load() == Load(kv_tokens_free=engine.info.kv_capacity_tokens))
-
-    async def test_hand_overs_that_contradict_themselves_are_refused(self, engine: Engine) -> None:
-        if not engine.info.hands_over:
-            return
-        prompt = prompt_of(engine, 9, 24)
-        both = KvHandOver(keep=True, source={"layout": "x"})
-        long = msgspec.structs.replace(keeping(prompt), sampling=SamplingParams(max_tokens=2))
-        for request, words in (
-            (msgspec.structs.replace(keeping(prompt), hand_over=both), "not both"),
-            (long, "max_tokens 1, got 2"),
-        ):
-            with pytest.raises(InvalidRequest, match=words):
-                await engine.submit(request, Recorder())
-
-    @pytest.mark.parametrize("length", [1, 2, 17, 60])
-    async def test_a_fetched_prompt_gives_the_same_answer(self, engine: Engine, length: int) -> None:
-        if not (engine.info.hands_over and self.hands_over_to_itself):
-            return
-        prompt = prompt_of(engine, length, 25)
-        wanted = (await collect(engine, request_of(prompt))).token_ids
-        for salt in ("here", "there"):  # the second finds nothing in its prefix cache
-            kept, source = await self._kept(engine, prompt, salt)
-            fetching = fetching_from(source, request_of(prompt, salt=salt + "!"))
-            assert (await collect(engine, fetching)).token_ids == wanted
-            await engine.abort([kept])
-            await eventually(lambda: engine.load() == Load(kv_tokens_free=engine.info.kv_capacity_tokens))
-
-    @pytest.mark.parametrize("case", ["released", "nonsense", "used"])
-    async def test_a_source_that_gives_nothing_changes_no_answer(self, engine: Engine, case: str) -> None:
-        if not engine.info.hands_over:
-            return
-        prompt = prompt_of(engine, 60, 26)
-        wanted = (await collect(engine, request_of(prompt))).token_ids
-        kept, source = await self._kept(engine, prompt, "a")
-        if case == "used" and self.hands_over_to_itself:
-            done = await collect(engine, fetching_from(source, request_of(prompt, salt="b")))
-            assert done.token_ids == wanted
-        await engine.abort([kept])
-        if case == "nonsense":
-            source = {"from": "nowhere", "blocks": [[1, 2]]}
-        if case == "nonsense" or self.hands_over_to_itself:
-            done = await collect(engine, fetching_from(source, request_of(prompt, salt="c")))
-            assert done.token_ids == wanted
-        await eventually(lambda: engine.load() == Load(kv_tokens_free=engine.info.kv_capacity_tokens))
-
-    async def test_an_aborted_fetch_leaves_nothing(self, engine: Engine) -> None:
-        if not (engine.info.hands_over and self.hands_over_to_itself):
-            return
-        sink, prompt = Recorder(), prompt_of(engine, 60, 27)
-        for ticks in (0, 1, 2, 5):
-            kept, source = await self._kept(engine, prompt, f"x{ticks}")
-            fetching = fetching_from(source, request_of(prompt, salt=f"y{ticks}"))
-            await engine.submit(fetching, sink)
-            for _ in range(ticks):
-                await asyncio.sleep(0.0005)
-            await engine.abort([fetching.request_id])
-            assert fetching.request_id in sink.finals
-            await engine.abort([kept])
-            await eventually(lambda: engine.load() == Load(kv_tokens_free=engine.info.kv_capacity_tokens))
-
-    async def _kept(self, engine: Engine, prompt: Sequence[int], salt: str) -> tuple[str, dict[str, Any]]:
-        """Prefill and keep; the request's id and its source."""
-        sink, request = Recorder(), keeping(prompt, salt)
-        await engine.submit(request, sink)
-        await sink.ended(request.request_id)
-        source = sink.finals[request.request_id].kv_source
-        assert source is not None
-        return request.request_id, source
 
     async def test_zz_lifecycle(self, engine: Engine) -> None:
         await engine.start()  # already started: nothing happens

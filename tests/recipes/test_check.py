@@ -26,6 +26,7 @@ LABELLED = (
 MEANT_FOR = {
     "laptop": ClusterView((TWO_CORES,)),
     "laptop-simulated": ClusterView((TWO_CORES,)),
+    "laptop-store": ClusterView((TWO_CORES,)),
     "cpu-cluster": ClusterView((TWO_CORES, *LABELLED)),
     "h200-8": H200,
     "h200-8-1p1d": H200,
@@ -87,9 +88,8 @@ def test_everything_wrong_is_told_at_once() -> None:
         "write one of these.",
         "model.dtype is float16, but pools.decode runs on CPUs, whose class computes in bfloat16 or float32: "
         "write one of these.",
-        "transfer.kind is none, but prefill and decode are pools of their own: write kind: nixl, so that "
-        "KV gets "
-        "from one to the other.",
+        "transfer.kind is none, but prefill and decode are pools of their own: write kind: nixl, or kind: "
+        "store with a store, so that KV gets from one to the other.",
         "pools.prefill.engine_args.max_num_seq is no argument of vLLM 0.32: did you mean max_num_seqs?",
         "pools.prefill.engine_args.block_size is 32, but pools.decode.engine_args.block_size is 64: write "
         "the "
@@ -114,7 +114,6 @@ def test_everything_wrong_is_told_at_once() -> None:
         "them.",
         "gateway.host is 0.0.0.0, which other machines reach: give gateway.api_keys, or allow_anonymous: "
         "true.",
-        "store is given, but only a pool of the role aggregated uses one yet: leave it out.",
         "store.url is nowhere:x: write a folder such as /var/lib/kv, memory:NAME, or "
         "s3://BUCKET?endpoint=URL.",
     ]

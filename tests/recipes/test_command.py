@@ -77,4 +77,4 @@ def test_the_table_has_a_row_per_pool_and_one_for_the_gateways() -> None:
     assert cells[4] == ["0.25 CPU", "0.25 CPU", "127.0.0.1 port 8000"]
     assert cells[5] == ["131,072 tokens", "131,072 tokens", ""]
     recipe, _ = inspect_recipe(FILES["laptop"], lambda ray: view)
-    assert next(iter(summary(recipe, view).columns[5].cells)) == "0.25 GiB (< 1,398,101 tokens)"
+    assert next(iter(summary(recipe, view).columns[5].cells)) == "0.25 GiB (< 932,067 tokens)"

@@ -10,6 +10,8 @@ import pytest
 
 from tests.checkpoint.samples import config
 from tests.recipes.samples import ALONE, recipe
+from vllm_deepinfer.checkpoint import trained
+from vllm_deepinfer.checkpoint.errors import CheckpointError
 from vllm_deepinfer.checkpoint.fingerprint import fingerprint
 from vllm_deepinfer.recipes import RecipeError
 from vllm_deepinfer.recipes.checkpoints import cache_folder, ensure_checkpoint
@@ -91,6 +93,19 @@ def test_a_real_checkpoint_must_be_there(tmp_path: Path) -> None:
         ensure_checkpoint(recipe(ALONE, model={"path": str(tmp_path / "no")}))
     written = ensure_checkpoint(recipe(ALONE), tmp_path)
     assert ensure_checkpoint(recipe(ALONE, model={"path": str(written)})) == written
+
+
+def test_the_trained_one_is_used_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = ensure_checkpoint(recipe(ALONE), tmp_path)
+    monkeypatch.setattr(trained, "FOLDER", written)
+    asked = recipe(ALONE, model={"trained": {}})
+    assert ensure_checkpoint(asked) == written
+    facts = model_facts(asked.model)
+    assert (facts.fault, facts.folder) == ("", written)
+    assert facts.config is not None and facts.config.text_config.num_hidden_layers == 8
+    monkeypatch.setattr(trained, "FOLDER", tmp_path / "no")
+    with pytest.raises(CheckpointError, match="lacks the trained checkpoint"):
+        ensure_checkpoint(asked)
 
 
 def test_where_they_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

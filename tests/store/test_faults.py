@@ -31,6 +31,8 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda: OPENERS[request.param](tmp_path / "kv")
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_every_line(opener: Open) -> None:
     found = every_line(opener)
     assert found.broken == []

@@ -1,4 +1,4 @@
-"""The checkpoint folder of a recipe; a tiny one is written at its first use."""
+"""The checkpoint folder of a recipe; a tiny one is written at its first use, the trained one is here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vllm_deepinfer.checkpoint.tiny import write_checkpoint
+from vllm_deepinfer.checkpoint.trained import trained_folder
 from vllm_deepinfer.recipes.errors import RecipeError
 from vllm_deepinfer.recipes.facts import facts_at
 from vllm_deepinfer.recipes.schema import Recipe
@@ -33,8 +34,10 @@ def ensure_checkpoint(
 
     Raises:
         RecipeError: There is no such checkpoint here.
-        ConfigError, CheckpointError: The tiny one cannot be written.
+        ConfigError, CheckpointError: The tiny one cannot be written; there is no trained one here.
     """
+    if recipe.model.trained is not None:
+        return trained_folder()
     options = recipe.model.tiny
     if options is None:
         facts = facts_at(recipe.model.path or "", "model.path")

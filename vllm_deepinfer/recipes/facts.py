@@ -12,6 +12,7 @@ from pathlib import Path
 from vllm_deepinfer.checkpoint.config import V41Config
 from vllm_deepinfer.checkpoint.kv_size import WeightBytes, encoding_of, weight_bytes
 from vllm_deepinfer.checkpoint.options import TinyOptions
+from vllm_deepinfer.checkpoint.trained import trained_folder
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.recipes.schema import Model
 
@@ -44,8 +45,11 @@ def _sizes(config: str) -> WeightBytes:
 
 def model_facts(model: Model) -> ModelFacts:
     """Facts of the recipe's model. Never raises."""
-    if (model.path is None) == (model.tiny is None):
-        return ModelFacts(fault="model needs either path or tiny: write one of them.")
+    given = (model.path, model.trained, model.tiny)
+    if sum(one is not None for one in given) != 1:
+        return ModelFacts(fault="model needs one of path, trained and tiny: write one of them.")
+    if model.trained is not None:
+        return _trained_facts()
     if model.tiny is not None:
         return _tiny_facts(model.tiny)
     assert model.path is not None
@@ -75,6 +79,14 @@ def _not_found(path: str, key: str) -> str:
         f"{key} is {path}, which is no folder on this machine: download it and name its folder; without one, "
         f"only {RELEASED_ID} is known."
     )
+
+
+def _trained_facts() -> ModelFacts:
+    try:
+        folder = trained_folder()
+        return ModelFacts(V41Config.load(folder), folder)
+    except UserError as error:
+        return ModelFacts(fault=f"model.trained: {error}.")
 
 
 @cache

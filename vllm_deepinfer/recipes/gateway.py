@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from vllm_deepinfer.gateway.settings import GatewayLimits, GatewaySettings
+from vllm_deepinfer.policy.retention import Retention
 from vllm_deepinfer.recipes.base import Port
 
 
@@ -38,7 +39,7 @@ class Gateway(GatewayLimits):
     metrics_port: Port | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    def settings(self, served_names: tuple[str, ...]) -> GatewaySettings:
+    def settings(self, served_names: tuple[str, ...], classes: Retention) -> GatewaySettings:
         """What a gateway process is made with."""
         limits = {name: getattr(self, name) for name in GatewayLimits.model_fields}
-        return GatewaySettings(served_names=served_names, **limits)
+        return GatewaySettings(served_names=served_names, classes=classes, **limits)

@@ -13,9 +13,10 @@ def rehearsal(recipe: Recipe) -> Recipe:
     """The same pools, replica counts, routing, scaling and gateway; engines simulated by `pool.simulated`.
 
     Real weights are replaced by a tiny checkpoint with the released tokenizer; nodes, GPUs and labels by this
-    machine, so gangs and bounds per node are left out. Deadlines and health stay.
+    machine, so gangs and bounds per node are left out. A simulated engine keeps no KV: what would go through
+    a store is handed over at once. Deadlines and health stay.
     """
-    model = recipe.model
+    model, transfer = recipe.model, recipe.transfer
     if model.tiny is None:
         tiny = TinyOptions(tokenizer="released")
         model = Model(tiny=tiny, served_name=recipe.served_names[0], aliases=model.aliases)
@@ -25,6 +26,9 @@ def rehearsal(recipe: Recipe) -> Recipe:
             "model": model,
             "pools": {name: _simulated(pool) for name, pool in recipe.pools.items()},
             "store": None,
+            "transfer": transfer.model_copy(update={"kind": "nixl"})
+            if transfer.kind == "store"
+            else transfer,
             "gateway": recipe.gateway.model_copy(update={"node_labels": {}}),
             "ray": ray,
         }

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vllm_deepinfer.recipes.base import NotNegative, Part, Port, Positive
+from vllm_deepinfer.policy.retention import Retention, retention_of
+from vllm_deepinfer.recipes.base import Count, NotNegative, Part, Port, Positive
 from vllm_deepinfer.recipes.model import Text
 
 
@@ -44,18 +45,44 @@ class Transfer(Part):
     timeout_s: Positive = 30.0
 
 
+class StoreClass(Part):
+    """A traffic class of the operator's own.
+
+    Attributes:
+        name: what a request says. code: 0 to 99, what an object remembers; never given to another class.
+        ttl_s: seconds after its last use that a prefix is kept. share: of the capacity, 0 to 1.
+    """
+
+    name: Text
+    code: Annotated[int, Field(ge=0, le=99)]
+    ttl_s: Positive
+    share: Annotated[NotNegative, Field(le=1)]
+
+
 class Store(Part):
     """The shared prefix store.
 
     Attributes:
         url: an address of `store/uri.py`, such as /mnt/3fs/kv, memory:NAME or s3://BUCKET.
         capacity: what it may hold, such as 500GiB; None leaves it to expiry.
+        run_tokens: tokens per object, whole blocks; None: by their bytes. Where the store hands prompts over,
+            what fills no run is computed twice, and shorter prompts go to the decode pool at once.
+        classes: of traffic; None: agent, chat and other. default_class: of a request that names none.
         connect_timeout_s: `check` and `serve` give up after this.
     """
 
     url: Text
     capacity: Text | None = None
+    run_tokens: Count | None = None
+    classes: tuple[StoreClass, ...] | None = None
+    default_class: Text = "agent"
     connect_timeout_s: Positive = 3.0
+
+    @property
+    def retention(self) -> Retention:
+        """The classes together. Raises: ValueError."""
+        own = self.classes
+        return retention_of(None if own is None else [one.model_dump() for one in own], self.default_class)
 
 
 class Targets(Part):

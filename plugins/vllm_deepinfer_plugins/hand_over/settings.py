@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 MODULE = "vllm_deepinfer_plugins.hand_over.connector"
+STORE_MODULE = "vllm_deepinfer_plugins.kv_connector"
+STORE_KEY = "prefix_store"
+"""In `kv_transfer_params`: what the prefix store has, or is to do. No other part of them is the store's."""
 Role = Literal["prefill", "decode", "both"]
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer", "both": "kv_both"}
 

@@ -3,7 +3,10 @@
     kv_transfer_params: {"prefix_store": {"class": "chat", "ttl_s": 86400, "load": true, "save": false}}
     vllm_xargs:         {"prefix_store_class": "chat", "prefix_store_ttl_s": 86400}
 
-Both reach the engine through `SamplingParams.extra_args`. The front door checks them and answers 400; what
+A prompt that another engine goes on with has vLLM's `do_remote_decode`; the other engine is given what this
+one's last output says, `prefix_store: {"tokens": n}`: so many tokens are in the store, or about to be.
+
+All reach the engine through `SamplingParams.extra_args`. The front door checks them and answers 400; what
 still comes wrong here gets the default class, is counted, and logged once.
 """
 
@@ -18,18 +21,26 @@ from vllm.v1.request import Request
 from vllm_deepinfer.policy.retention import Choice, Retention
 from vllm_deepinfer.store.stats import StoreStats
 
+from ..hand_over.settings import STORE_KEY as KEY
+
 logger = logging.getLogger(__name__)
-KEY = "prefix_store"
 _told: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Retention, and whether the request reads and writes the store."""
+    """Retention, and whether the request reads and writes the store.
+
+    Attributes:
+        keep: another engine goes on: everything is saved, whatever admission says.
+        expected: tokens that another engine has saved or is saving.
+    """
 
     choice: Choice
     load: bool = True
     save: bool = True
+    keep: bool = False
+    expected: int = 0
 
 
 def options_of(request: Request, retention: Retention, stats: StoreStats) -> RequestOptions | None:
@@ -46,7 +57,14 @@ def options_of(request: Request, retention: Retention, stats: StoreStats) -> Req
             _told.add(str(error))
             logger.warning("prefix store: %s The default class is used.", error)
         choice = retention.choose()
-    return RequestOptions(choice, bool(given.get("load", True)), bool(given.get("save", True)))
+    expected = given.get("tokens", 0)
+    return RequestOptions(
+        choice,
+        bool(given.get("load", True)),
+        bool(given.get("save", True)),
+        keep=(request.kv_transfer_params or {}).get("do_remote_decode") is True,
+        expected=expected if isinstance(expected, int) else 0,
+    )
 
 
 def _given(request: Request) -> dict[str, Any]:

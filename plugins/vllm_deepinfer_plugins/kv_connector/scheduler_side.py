@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,42 +27,19 @@ from vllm_deepinfer.store.prefix_store import PrefixStore
 from vllm_deepinfer.store.stats import StoreStats
 from vllm_deepinfer.store.workers import Job, Workers
 
+from ..hand_over.settings import STORE_KEY
 from .groups import StoredGroup
 from .metadata import LoadTask, RunBlocks, SavesDone, SaveTask, StoreMetadata
 from .prefill_rate import PrefillRate
-from .request_options import RequestOptions, options_of
+from .request_options import options_of
 from .settings import StoreSettings
+from .tracked import Tracked
 
 logger = logging.getLogger(__name__)
 _IDLE_WAIT_S = 0.001  # an engine with nothing to compute polls a thousand times a second, not a million
-
-
-@dataclass(slots=True)
-class Tracked:
-    """One request.
-
-    Attributes:
-        chains: Keys of its runs, per shard.
-        found: Runs from the first on that the store has; None while nobody knows.
-        saved: Runs that need no save: found, or handed to the worker.
-        offered: What `get_num_new_matched_tokens` last said: local tokens, tokens with the store's.
-        loading, external: A load is under way, of that many tokens.
-        give_up: A load failed: the request is computed.
-    """
-
-    request: Request
-    roots: tuple[bytes, ...]
-    images: tuple[Image, ...]
-    options: RequestOptions
-    choice: Choice
-    chains: list[list[Key]] = field(default_factory=list)
-    lookup: Job | None = None
-    found: int | None = None
-    saved: int = 0
-    offered: tuple[int, int] = (0, 0)
-    loading: bool = False
-    external: int = 0
-    give_up: bool = False
+_LOOK_AGAIN_S = 0.005  # between two looks for what another engine is still writing
+_LEAST_PATIENCE_S = 0.05
+_WELL = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
 class SchedulerSide:
@@ -110,6 +86,7 @@ class SchedulerSide:
         self._next_job = 0
         self._wake = threading.Event()
         self._rate = PrefillRate()
+        self._patience_s = settings.hand_over_wait_s
         self.pool: Any = None  # vLLM's BlockPool, bound after construction
 
     @property
@@ -135,6 +112,7 @@ class SchedulerSide:
             ),
             options=options,
             choice=options.choice,
+            patient_until=time.monotonic() + self._patience_s if options.expected else 0.0,
         )
         self._requests[request.request_id] = tracked
         if request.num_tokens >= self._run:
@@ -166,8 +144,12 @@ class SchedulerSide:
             return tracked.found is not None
         if job.done:
             if job.error is None:
-                tracked.chains, tracked.found = job.result
-                tracked.saved = max(tracked.saved, tracked.found or 0)
+                tracked.chains, found = job.result
+                if self._is_coming(tracked, found):
+                    return False
+                tracked.found = found
+                tracked.saved = max(tracked.saved, found)
+                tracked.whole = max(tracked.whole, found)
                 self._count_lookup(tracked)
             else:
                 self.stats.add("lookups", outcome="error")
@@ -181,6 +163,33 @@ class SchedulerSide:
             return False
         tracked.lookup = None
         return True
+
+    def _is_coming(self, tracked: Tracked, found: int) -> bool:
+        """Whether another engine is still writing what this request was handed; then it is looked for again.
+
+        What never comes is computed here. The next request then waits half as long: a store that has become
+        full must not hold everybody up.
+        """
+        runs = min(tracked.options.expected // self._run, len(tracked.chains[0]))
+        if not runs or not tracked.patient_until:
+            return False
+        now = time.monotonic()
+        if found < runs and now < tracked.patient_until:
+            tracked.lookup, tracked.again_at = None, now + _LOOK_AGAIN_S
+            return True
+        tracked.again_at = tracked.patient_until = 0.0
+        self.stats.add("hand_overs", outcome="whole" if found >= runs else "late")
+        if found >= runs:
+            self._patience_s = self._settings.hand_over_wait_s
+        else:
+            if self._patience_s == self._settings.hand_over_wait_s:
+                logger.warning(
+                    "prefix store: %d of %d runs of a prompt were handed over in time; the rest is computed.",
+                    found,
+                    runs,
+                )
+            self._patience_s = max(self._patience_s / 2, _LEAST_PATIENCE_S)
+        return False
 
     def _count_lookup(self, tracked: Tracked) -> None:
         runs, found = len(tracked.chains[0]), tracked.found or 0
@@ -202,6 +211,8 @@ class SchedulerSide:
         if limit - local < worth or request.skip_reading_prefix_cache:
             return 0, False
         if tracked.lookup is None and tracked.found is None:
+            if tracked.again_at > time.monotonic():
+                return None, False
             self._begin_lookup(tracked)
         if not self._settle(tracked):
             return None, False
@@ -249,7 +260,7 @@ class SchedulerSide:
         for request_id in output.preempted_req_ids or ():
             tracked = self._requests.get(request_id)
             if tracked is not None:
-                tracked.found, tracked.lookup, tracked.loading = None, None, False
+                tracked.found, tracked.lookup, tracked.loading, tracked.again_at = None, None, False, 0.0
         self._rate.step(output.total_num_scheduled_tokens, time.perf_counter())
         state = output.kv_connector_block_state
         for request_id, scheduled in output.num_scheduled_tokens.items():
@@ -287,23 +298,24 @@ class SchedulerSide:
         self._extend(tracked, end)
         runs: list[RunBlocks] = []
         for i in range(tracked.saved, end):
-            key = tracked.chains[0][i]
-            if self._admission.admit(
-                key.id,
-                tracked.choice.code,
-                bool(tracked.offered[1]) or i > 0,
-                tracked.request.num_prompt_tokens,
-            ):
-                run = self._run_blocks(tracked, i, ids, allow_missing=False)
-                if run is None:
-                    self.stats.add("save_runs", outcome="window gone")
-                else:
-                    runs.append(run)
-            else:
+            if not self._admits(tracked, i):
                 self.stats.add("save_runs", outcome="not admitted")
+                continue
+            run = self._run_blocks(tracked, i, ids, allow_missing=False)
+            if run is None:
+                self.stats.add("save_runs", outcome="window gone")
+                continue
+            runs.append(run)
+            tracked.whole += tracked.whole == i
         tracked.saved = end
         if runs:
             self._queue(tuple(runs), tracked.choice)
+
+    def _admits(self, tracked: Tracked, run: int) -> bool:
+        begun = bool(tracked.offered[1]) or run > 0
+        key, tokens = tracked.chains[0][run], tracked.request.num_prompt_tokens
+        admitted = self._admission.admit(key.id, tracked.choice.code, begun, tokens)
+        return admitted or tracked.options.keep
 
     def _queue(self, runs: tuple[RunBlocks, ...], choice: Choice) -> None:
         job, self._next_job = self._next_job, self._next_job + 1
@@ -324,11 +336,15 @@ class SchedulerSide:
                 tokens = tracked.request.all_token_ids[: end * self._run]
                 keys += chain(base, tokens, self._run, tracked.images, keys[-1] if keys else None)
 
-    def finished(self, request: Request, ids: Sequence[Sequence[int]]) -> None:
-        """`request_finished_all_groups`: save what is complete; nothing delays the request's own blocks."""
+    def finished(self, request: Request, ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
+        """`request_finished_all_groups`: save what is complete; nothing delays the request's own blocks.
+
+        Returns:
+            For an engine that goes on with the prompt, what of it is in the store or on its way there.
+        """
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
-            return
+            return None
         if tracked.lookup is not None and not tracked.lookup.done:
             self._workers.give_up(tracked.lookup)
             tracked.lookup, tracked.found = None, 0
@@ -337,6 +353,9 @@ class SchedulerSide:
             end = self._computed(request, 0) // self._run
             if end > tracked.saved:
                 self._save(tracked, end, lambda: ids)
+        if not (self._settings.hand_over and tracked.options.keep and request.status in _WELL):
+            return None
+        return {STORE_KEY: {"tokens": min(tracked.whole, request.num_prompt_tokens // self._run) * self._run}}
 
     # ── what comes back ──
 
@@ -370,7 +389,9 @@ class SchedulerSide:
             self.pool.free_blocks(self.pool.blocks[block] for block in reversed(blocks))
 
     def _has_pending(self) -> bool:
-        return bool(self._pins) or any(t.lookup is not None or t.loading for t in self._requests.values())
+        return bool(self._pins) or any(
+            t.lookup is not None or t.loading or t.again_at for t in self._requests.values()
+        )
 
     @property
     def holds_blocks(self) -> bool:

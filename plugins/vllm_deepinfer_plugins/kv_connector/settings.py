@@ -42,6 +42,12 @@ class StoreSettings(BaseModel):
     lookup_deadline_s: Seconds = 1.0
     load_deadline_s: Seconds = 30.0
     save_deadline_s: Seconds = 120.0
+    hand_over: bool = Field(
+        default=False, description="prompts of a prefill engine reach the decode engine through the store"
+    )
+    hand_over_wait_s: Seconds = Field(
+        default=10.0, description="how long a prompt waits for what the prefill engine is still writing"
+    )
     io_threads: Annotated[int, Field(ge=1, le=64)] = 4
     zstd_level: Annotated[int, Field(ge=1, le=22)] | None = None
     save_output: bool = Field(default=True, description="also runs that contain generated tokens")

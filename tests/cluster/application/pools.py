@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.cluster.application.fake_serve import CONFIG, FakeServe
-from tests.engine.contract import Recorder
+from tests.engine.recorder import Recorder
 from vllm_deepinfer.cluster.application.serve_pool import ServePool
 from vllm_deepinfer.engine import FinishReason, GenerateRequest
 from vllm_deepinfer.engine.simulated import SimulatedConfig, chained_tokens

@@ -22,7 +22,7 @@ from ray.serve.handle import DeploymentHandle
 from tests.cluster.application.applications import SPLIT, free_ports, processes, running, until, written
 from tests.cluster.application.kills import Killer
 from tests.cluster.application.traffic import Traffic
-from tests.engine.contract import Recorder, request_of
+from tests.engine.recorder import Recorder, request_of
 from vllm_deepinfer.cluster.application.gateway_replica import engine_over, pools_of
 from vllm_deepinfer.cluster.application.launch import Application
 from vllm_deepinfer.cluster.application.placing import PlacementError
@@ -99,6 +99,7 @@ def test_answers_are_the_simulated_engine_s_own_tokens(up: Running) -> None:
     asyncio.run(talk())
 
 
+@pytest.mark.long
 def test_kills_under_load_lose_nothing(up: Running) -> None:
     """Prefill and decode replicas and gateways in turn, SIGKILL, and one engine that stands still."""
     killer = Killer(up.application, {"prefill": 2, "decode": 2, "gateway": 2})
@@ -174,6 +175,7 @@ def test_a_stop_lets_running_answers_end_and_leaves_nothing(up: Running) -> None
     up.application.stop()
 
 
+@pytest.mark.long
 def test_a_pool_without_a_place_fails_in_time_and_the_next_start_works(tmp_path: Path) -> None:
     """A second start in one process, after the stop above."""
     file = written(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,37 @@ def test_an_aggregated_pool_gets_the_recipe_s_store() -> None:
         "store": "memory:a"
     }
     assert engines._transfer((none := spec()).whole, none.settings) == {}
+
+
+def test_the_store_s_own_classes_reach_the_engines() -> None:
+    batch = {"name": "batch", "code": 5, "ttl_s": 60.0, "share": 0.5}
+    store = {"url": "/kv", "classes": [batch], "default_class": "batch"}
+    extra = engines.store_connector(Store.model_validate_json(json.dumps(store)))["kv_connector_extra_config"]
+    assert extra == {"store": "/kv", "classes": [batch], "default_class": "batch"}
+    extra = engines.store_connector(Store(url="/kv", default_class="chat"))["kv_connector_extra_config"]
+    assert extra == {"store": "/kv", "default_class": "chat"}
+
+
+def transfer_of(role: str, kind: str, store: dict[str, Any] | None) -> dict[str, Any]:
+    """The kv-transfer-config of a pool."""
+    made = spec(pool={"role": role}, transfer={"kind": kind, "timeout_s": 7.0}, store=store)
+    found: dict[str, Any] = engines._transfer(made.whole, made.settings)["kv_transfer_config"]
+    return found
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_prompts_reach_the_decode_pool_through_the_store(role: str) -> None:
+    found = transfer_of(role, "store", {"url": "/kv", "run_tokens": 64})
+    assert (found["kv_connector"], found["kv_role"]) == ("PrefixStoreConnector", "kv_both")
+    extra = {"store": "/kv", "run_tokens": 64, "hand_over": True, "hand_over_wait_s": 7.0}
+    assert found["kv_connector_extra_config"] == extra
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_store_beside_nixl_is_one_of_two_connectors(role: str) -> None:
+    alone, found = transfer_of(role, "nixl", None), transfer_of(role, "nixl", {"url": "/kv"})
+    assert found["kv_connector"] == "MultiConnector" and found["kv_load_failure_policy"] == "recompute"
+    nixl, store = found["kv_connector_extra_config"]["connectors"]
+    assert nixl == alone, "a hand-over comes before a hit"
+    assert store["kv_connector_extra_config"] == {"store": "/kv"}, "NIXL hands over"
+    assert found.get("kv_buffer_device") == alone.get("kv_buffer_device")

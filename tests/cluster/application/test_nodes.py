@@ -19,7 +19,7 @@ from tests.cluster.application.kills import ENGINES, Killer
 from tests.cluster.application.traffic import Traffic
 from vllm_deepinfer.cluster.application.launch import Application
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 KILLS = int(os.environ.get("VLLM_DEEPINFER_KILLS", "12"))
 SCALING = """
     autoscaling: {target_queue_s: 0.2, upscale_delay_s: 1, downscale_delay_s: 2, interval_s: 0.5,

@@ -13,7 +13,8 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from tests.cluster.application.fake_serve import CONFIG, DEPLOYMENT, FakeServe
 from tests.cluster.application.pools import check_all, pool_on, serving, wanted
-from tests.engine.contract import EngineContract, Recorder, eventually, request_of
+from tests.engine.contract import EngineContract
+from tests.engine.recorder import Recorder, eventually, request_of
 from vllm_deepinfer.cluster.application.serve_pool import ServePool
 from vllm_deepinfer.engine import (
     Engine,

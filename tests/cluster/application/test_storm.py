@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.application.fake_serve import CONFIG, FakeReplica, FakeServe
 from tests.cluster.application.pools import check_all, pool_on, wanted
-from tests.engine.contract import Recorder, eventually, request_of
+from tests.engine.recorder import Recorder, eventually, request_of
 from vllm_deepinfer.cluster.application.serve_pool import ServePool
 from vllm_deepinfer.engine import EngineError, FinishReason, GenerateRequest, Overloaded
 

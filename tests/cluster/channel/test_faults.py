@@ -16,7 +16,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from tests.engine.contract import Recorder, eventually, prompt_of, request_of
+from tests.engine.recorder import Recorder, eventually, prompt_of, request_of
 from vllm_deepinfer.cluster.channel import ChannelKeys, EngineServer, RemoteEngine, wire
 from vllm_deepinfer.engine import EngineDead, EngineUnavailable, FinishReason, HealthState, collect
 from vllm_deepinfer.engine.simulated import SimulatedConfig, SimulatedEngine

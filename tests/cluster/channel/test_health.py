@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.engine.contract import Recorder, eventually, request_of
+from tests.engine.recorder import Recorder, eventually, request_of
 from vllm_deepinfer.cluster.channel import EngineServer
 from vllm_deepinfer.engine import HealthState
 from vllm_deepinfer.engine.simulated import SimulatedConfig, SimulatedEngine

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.engine.contract import Recorder, eventually, request_of
+from tests.engine.recorder import Recorder, eventually, request_of
 from vllm_deepinfer.cluster.channel import EngineServer, RemoteEngine
 from vllm_deepinfer.cluster.channel.leases import Leases
 from vllm_deepinfer.engine import Overloaded

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.engine.contract import Recorder
+from tests.engine.recorder import Recorder
 from vllm_deepinfer.engine import (
     EngineDead,
     EngineUnavailable,

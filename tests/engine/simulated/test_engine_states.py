@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.engine.contract import Recorder
+from tests.engine.recorder import Recorder
 from vllm_deepinfer.engine import (
     EngineDead,
     EngineDraining,

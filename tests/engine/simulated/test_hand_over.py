@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.contract import Recorder, fetching_from, keeping, request_of
+from tests.engine.recorder import Recorder, fetching_from, keeping, request_of
 from vllm_deepinfer.engine import FinishReason, collect
 from vllm_deepinfer.engine.clock import run_virtual
 from vllm_deepinfer.engine.simulated import SimulatedConfig, SimulatedEngine

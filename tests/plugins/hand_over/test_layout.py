@@ -30,7 +30,9 @@ def config_of(folder: Path, **changes: Any) -> Any:
         "module": settings.MODULE,
     }
     values |= changes
-    transfer = SimpleNamespace(kv_connector_module_path=values["module"])
+    transfer = SimpleNamespace(
+        kv_connector_module_path=values["module"], kv_connector_extra_config=values.get("extra", {})
+    )
     hf = HfConfig(num_hidden_layers=values["layers"], _name_or_path=values.get("path", "x"))
     return SimpleNamespace(
         kv_transfer_config=transfer if values["module"] != "none" else None,
@@ -89,3 +91,32 @@ def test_it_changes_with_the_weights(folder: Path, at: int) -> None:
 def test_an_engine_without_our_connector_has_none(folder: Path, module: str) -> None:
     config = config_of(folder, module=module)
     assert layout.kv_layout(config) == "" and not layout.hands_over(config)
+
+
+def in_store(**extra: Any) -> dict[str, Any]:
+    return {"module": settings.STORE_MODULE, "extra": {"store": "/kv", "hand_over": True, **extra}}
+
+
+def test_a_store_hands_over_where_it_is_told_to(folder: Path) -> None:
+    assert layout.hands_over(config_of(folder, **in_store()))
+    assert not layout.hands_over(config_of(folder, **in_store(hand_over=False)))
+    assert layout.kv_layout(config_of(folder, **in_store(hand_over=False))) == ""
+
+
+@pytest.mark.parametrize("extra", [{"store": "/other"}, {"run_tokens": 64}, {"weights_id": "mine"}])
+def test_two_stores_are_two_layouts(folder: Path, extra: dict[str, Any]) -> None:
+    ours = layout.kv_layout(config_of(folder, **in_store()))
+    assert ours == layout.kv_layout(config_of(folder, **in_store(capacity="1GiB"))) != ""
+    assert ours != layout.kv_layout(config_of(folder, **in_store(**extra)))
+    assert ours != layout.kv_layout(config_of(folder))
+
+
+def test_a_child_of_a_multi_connector_hands_over(folder: Path) -> None:
+    """With NIXL alone at the other end it is the same layout."""
+    nixl = {"kv_connector_module_path": settings.MODULE}
+    store = {"kv_connector_module_path": settings.STORE_MODULE, "kv_connector_extra_config": {"store": "/kv"}}
+    both = {"module": f"{settings.STORE_MODULE}.multi", "extra": {"connectors": [nixl, store]}}
+    assert layout.hands_over(config_of(folder, **both))
+    assert layout.kv_layout(config_of(folder, **both)) == layout.kv_layout(config_of(folder))
+    alone = {"module": f"{settings.STORE_MODULE}.multi", "extra": {"connectors": [store]}}
+    assert not layout.hands_over(config_of(folder, **alone))

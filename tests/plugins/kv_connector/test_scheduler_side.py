@@ -335,3 +335,111 @@ def test_the_traffic_class_of_a_request(
     settled(scheduler, asked)
     (save,) = scheduler.build_meta(step({"r": 128})).saves
     assert (save.choice.code, save.choice.ttl_s) == (code, ttl)
+
+
+# ── a prompt that another engine goes on with ──
+
+KEEP = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+def prefilled(
+    scheduler: SchedulerSide, prompt: int, status: Any = RequestStatus.FINISHED_LENGTH_CAPPED
+) -> Any:
+    """What a prefill engine says of a prompt that it has computed in one step."""
+    asked = request("p", prompt, kv_transfer_params=KEEP)
+    scheduler.on_new_request(asked)
+    settled(scheduler, asked)
+    scheduler.build_meta(step({"p": prompt}))
+    asked.num_computed_tokens, asked.status = prompt, status
+    return scheduler.finished(asked, tables())
+
+
+def test_what_a_prefill_engine_hands_over(backend: Faulty) -> None:
+    scheduler = side(backend, hand_over=True)
+    fill(backend, 2)
+    assert prefilled(scheduler, 200) == {"prefix_store": {"tokens": 192}}, (
+        "two found, one written, eight left"
+    )
+    assert prefilled(scheduler, 40) == {"prefix_store": {"tokens": 0}}
+    assert prefilled(scheduler, 200, RequestStatus.FINISHED_ABORTED) is None
+    scheduler.close()
+
+
+def test_nothing_is_handed_over_by_an_engine_that_is_not_told_to(scheduler: SchedulerSide) -> None:
+    assert prefilled(scheduler, 200) is None
+
+
+def test_what_is_handed_over_is_saved_whatever_admission_says(backend: Faulty) -> None:
+    scheduler = side(backend, hand_over=True, min_prompt_tokens=10_000)
+    plain = request("r", 200)
+    scheduler.on_new_request(plain)
+    settled(scheduler, plain)
+    assert scheduler.build_meta(step({"r": 200})).saves == []
+    assert prefilled(scheduler, 200) == {"prefix_store": {"tokens": 192}}
+    scheduler.close()
+
+
+def test_a_gap_ends_what_is_handed_over(backend: Faulty) -> None:
+    """The second run's window blocks are gone, so that a decode engine could not go beyond the first."""
+    scheduler = side(backend, hand_over=True)
+    asked = request("p", 200, kv_transfer_params=KEEP)
+    scheduler.on_new_request(asked)
+    settled(scheduler, asked)
+    full, window = tables()
+    window[6:8] = [0, 0]
+    scheduler.build_meta(step({"p": 200}, (full, window)))
+    asked.num_computed_tokens, asked.status = 200, RequestStatus.FINISHED_LENGTH_CAPPED
+    assert scheduler.finished(asked, (full, window)) == {"prefix_store": {"tokens": 64}}
+    scheduler.close()
+
+
+def test_a_decode_engine_waits_for_what_is_still_being_written(backend: Faulty) -> None:
+    scheduler = side(backend, hand_over=True, hand_over_wait_s=30.0)
+    fill(backend, 1)
+    asked = request("d", 200, kv_transfer_params={"prefix_store": {"tokens": 192}})
+    scheduler.on_new_request(asked)
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+        assert scheduler.matched_tokens(asked, 0) == (None, False)
+        scheduler.build_meta(step({}))  # returns although nothing was scheduled
+    fill(backend, 3)
+    assert settled(scheduler, asked) == (192, True)
+    assert scheduler.stats.get("hand_overs", outcome="whole") == 1
+    scheduler.close()
+
+
+def test_what_never_comes_is_computed_and_the_next_waits_less(backend: Faulty) -> None:
+    scheduler = side(backend, hand_over=True, hand_over_wait_s=0.2)
+    fill(backend, 1)
+    for number, patience in enumerate((0.2, 0.1, 0.05, 0.05)):
+        asked = request(f"d{number}", 200, kv_transfer_params={"prefix_store": {"tokens": 192}})
+        assert scheduler._patience_s == patience
+        scheduler.on_new_request(asked)
+        assert settled(scheduler, asked) == (64, True)
+    assert scheduler.stats.get("hand_overs", outcome="late") == 4
+    fill(backend, 3)
+    asked = request("whole", 200, kv_transfer_params={"prefix_store": {"tokens": 192}})
+    scheduler.on_new_request(asked)
+    assert settled(scheduler, asked) == (192, True) and scheduler._patience_s == 0.2
+    scheduler.close()
+
+
+@pytest.mark.parametrize("tokens", [0, 63, -5, "x", None, 1 << 60])
+def test_what_is_claimed_is_only_a_hint(backend: Faulty, tokens: Any) -> None:
+    scheduler = side(backend, hand_over=True, hand_over_wait_s=0.1)
+    fill(backend, 1)
+    asked = request("d", 200, kv_transfer_params={"prefix_store": {"tokens": tokens}})
+    scheduler.on_new_request(asked)
+    assert settled(scheduler, asked) == (64, True)
+    scheduler.close()
+
+
+def test_an_abort_while_waiting_leaves_nothing(backend: Faulty) -> None:
+    scheduler = side(backend, hand_over=True, hand_over_wait_s=30.0)
+    asked = request("d", 200, kv_transfer_params={"prefix_store": {"tokens": 192}})
+    scheduler.on_new_request(asked)
+    assert scheduler.matched_tokens(asked, 0) == (None, False)
+    asked.status = RequestStatus.FINISHED_ABORTED
+    assert scheduler.finished(asked, ([], [])) is None
+    assert not scheduler._has_pending() and not scheduler._requests
+    scheduler.close()

@@ -113,6 +113,7 @@ def classes(store: Path) -> dict[str, int]:
     return {name: int(count) for name, count in re.findall(r"(?m)^│ (\w+)\s+│ (\d+)", shown)}
 
 
+@pytest.mark.long
 def test_a_second_process_answers_from_the_store(model: Path, tmp_path: Path) -> None:
     config = connector(tmp_path / "kv")
     with serving(model, config, tmp_path / "one.log") as url:

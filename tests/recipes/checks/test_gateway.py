@@ -11,6 +11,7 @@ import yaml
 from tests.recipes.samples import ALONE, cluster, faults
 from vllm_deepinfer.gateway.limits.keys import new_key
 from vllm_deepinfer.gateway.settings import GatewaySettings
+from vllm_deepinfer.policy.retention import Retention, TrafficClass
 from vllm_deepinfer.recipes.checks.gateway import check_gateway, is_loopback
 from vllm_deepinfer.recipes.cluster_view import NodeView
 from vllm_deepinfer.recipes.gateway import Gateway
@@ -81,9 +82,12 @@ def test_gateways_on_every_node_must_be_reached() -> None:
     assert faults(ALONE, check=check_gateway, cluster=here, gateway={"nodes": "every"}) == []
 
 
+OWN = Retention((TrafficClass("batch", 5, 60, 1.0),), default="batch")
+
+
 @pytest.mark.parametrize("name", GatewaySettings.model_fields)
 def test_every_limit_of_a_gateway_can_be_written_in_a_recipe(name: str) -> None:
     gateway = Gateway(max_active=7, thinking=False, response_db=Path("/x"))
-    settings = gateway.settings(("a", "b"))
-    expected = ("a", "b") if name == "served_names" else getattr(gateway, name)
-    assert getattr(settings, name) == expected
+    settings = gateway.settings(("a", "b"), OWN)
+    elsewhere = {"served_names": ("a", "b"), "classes": OWN}
+    assert getattr(settings, name) == (elsewhere[name] if name in elsewhere else getattr(gateway, name))

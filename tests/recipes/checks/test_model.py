@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.recipes.samples import ALONE, faults
+from vllm_deepinfer.checkpoint import trained
 from vllm_deepinfer.checkpoint.options import TinyOptions
 from vllm_deepinfer.checkpoint.tiny import write_checkpoint
 from vllm_deepinfer.recipes.checks.model import check_model
@@ -31,9 +32,23 @@ def test_models_that_are_there(folder: Path) -> None:
 
 
 def test_one_of_path_and_tiny() -> None:
-    sentence = "model needs either path or tiny: write one of them."
+    sentence = "model needs one of path, trained and tiny: write one of them."
     assert told({}) == [sentence]
     assert told({"path": "x", "tiny": {}}) == [sentence]
+    assert told({"trained": {}, "tiny": {}}) == [sentence]
+
+
+def test_the_trained_model(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trained, "FOLDER", folder)
+    assert told({"trained": {}}) == []
+    assert told({"trained": {}, "tokenizer": str(folder)}) == [
+        "model.tokenizer is given, but a trained model has a tokenizer of its own: leave it out."
+    ]
+    monkeypatch.setattr(trained, "FOLDER", tmp_path)
+    assert told({"trained": {}}) == [
+        f"model.trained: {tmp_path} has no config.json, so this installation lacks the trained checkpoint: "
+        "install it again, or use a tiny one with random weights."
+    ]
 
 
 def test_models_that_are_not_there(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import pytest
 from tests.recipes.samples import ALONE, SPLIT, faults
 from vllm_deepinfer.recipes.checks.ray import check_ray, check_store
 
-UNUSED = "store is given, but only a pool of the role aggregated uses one yet: leave it out."
-
 
 @pytest.mark.parametrize(
     "address", ["local", "auto", "head:6379", "10.0.0.1:6379", "ray://head:10001", "[::1]:6379"]
@@ -52,9 +50,24 @@ def test_a_store_that_is_not_there(tmp_path: Path) -> None:
     ]
 
 
+def test_classes_of_a_store(tmp_path: Path) -> None:
+    batch = {"name": "batch", "code": 5, "ttl_s": 60, "share": 0.5}
+    store = {"url": str(tmp_path), "classes": [batch], "default_class": "batch"}
+    assert faults(ALONE, check=check_store, store=store) == []
+    assert faults(ALONE, check=check_store, store={**store, "default_class": "agent"}) == [
+        "store.classes: the default traffic class 'agent' is none of ['batch']."
+    ]
+    assert faults(ALONE, check=check_store, store={**store, "classes": [batch, {**batch, "name": "b"}]}) == [
+        "store.classes: two traffic classes have the same code: [5, 5]."
+    ]
+
+
 def test_a_store_that_no_engine_uses(tmp_path: Path) -> None:
     store = {"url": str(tmp_path)}
-    assert faults(SPLIT, check=check_store, store=store) == [UNUSED]
+    assert faults(SPLIT, check=check_store, store=store) == []
+    assert faults(SPLIT, check=check_store, store=store, pools__decode__engine="simulated") == [
+        "store is given, but pools.decode is simulated and keeps no KV: leave it out."
+    ]
     assert faults(ALONE, check=check_store, store=store, pools__all__engine="simulated") == [
         "store is given, but pools.all is simulated and keeps no KV: leave it out."
     ]

@@ -56,8 +56,8 @@ def test_pools_that_do_not_belong_together(changes: dict[str, Any], expected: li
             SPLIT,
             {"transfer": {}},
             [
-                "transfer.kind is none, but prefill and decode are pools of their own: write kind: nixl, so "
-                "that KV gets from one to the other."
+                "transfer.kind is none, but prefill and decode are pools of their own: write kind: nixl, or "
+                "kind: store with a store, so that KV gets from one to the other."
             ],
         ),
         (
@@ -68,8 +68,9 @@ def test_pools_that_do_not_belong_together(changes: dict[str, Any], expected: li
         (
             SPLIT,
             {"transfer__kind": "store"},
-            ["transfer.kind is store, but KV is not handed over by the shared store yet: write kind: nixl."],
+            ["transfer.kind is store, but there is none: write store.url, a folder that all engines share."],
         ),
+        (SPLIT, {"transfer__kind": "store", "store": {"url": "/kv"}}, []),
         (
             SPLIT,
             {"transfer__nixl__buffer_device": "cuda", "pools__decode__resources": {"gpus": 1}},

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +16,9 @@ from vllm_deepinfer.recipes.inspect import inspect_recipe
 from vllm_deepinfer.recipes.rehearsal import rehearsal
 from vllm_deepinfer.recipes.schema import Recipe
 from vllm_deepinfer.recipes.summary import summary
+
+if TYPE_CHECKING:
+    from vllm_deepinfer.cluster.application.launch import Application
 
 MISSING = "`serve` needs Ray: pip install 'vllm-deepinfer[cluster]'."
 
@@ -33,37 +37,66 @@ def serve(
         ),
     ] = False,
 ) -> int:
-    """Serve a recipe: its pools, placed by Ray, and the gateways in front. Ctrl-C stops all of it."""
+    """Serve a recipe: its pools, placed by Ray, and the gateways in front. Ctrl-C stops all of it.
+
+    SIGUSR1 reads the file again: pools that have changed are replaced, one by one, and requests go on.
+    """
     began = time.monotonic()
     try:
-        from vllm_deepinfer.cluster.application.launch import Application, stop_signals, wait_for
+        from vllm_deepinfer.cluster.application.launch import (
+            Application,
+            stop_signals,
+            update_signal,
+            wait_for,
+        )
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise
         raise UserError(MISSING) from None
-    found, view = inspect_recipe(
-        recipe,
-        lambda ray: look(None, ray),
-        lambda given: on_port(rehearsal(given) if rehearse else given, port),
-    )
+
+    def changed(given: Recipe) -> Recipe:
+        return on_port(rehearsal(given) if rehearse else given, port)
+
+    found, view = inspect_recipe(recipe, lambda ray: look(None, ray), changed)
     console = Console()
     console.print(summary(found, view))
 
     def say(line: str) -> None:
         typer.echo(f"{time.monotonic() - began:4.0f} s  {line}")
 
-    with stop_signals() as stop:
+    def tick() -> None:
+        application.watch()
+        if wanted.is_set():
+            wanted.clear()
+            update(application, recipe, changed, say)
+
+    with stop_signals() as stop, update_signal() as wanted:
         application = Application(found, say=say, stopped=stop.is_set)
         try:
             application.start()
             typer.echo(ready(application.urls, application.metrics_url, found))
-            wait_for(stop, 1.0, application.watch)
+            wait_for(stop, 1.0, tick)
             say("stopping: running answers end first; the same signal again stops at once")
         except KeyboardInterrupt:
             say("stopping at once")
         finally:
             application.stop()
     return 0
+
+
+def update(
+    application: Application, file: Path, change: Callable[[Recipe], Recipe], say: Callable[[str], None]
+) -> None:
+    """Read the recipe again and serve it. What is wrong with it is told, and nothing changes."""
+    say(f"reading {file} again")
+    try:
+        # Against no cluster: ports and cores are taken, by this application itself.
+        found, _ = inspect_recipe(file, change=change)
+        application.update(found)
+    except UserError as error:
+        typer.echo(f"vllm-deepinfer: {error}", err=True)
+        return
+    say("the recipe is served as it is now")
 
 
 def on_port(recipe: Recipe, port: int | None) -> Recipe:

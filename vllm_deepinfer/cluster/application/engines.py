@@ -93,33 +93,68 @@ def _scheduler(recipe: Recipe, pool: Pool) -> dict[str, Any]:
 
 
 def _transfer(recipe: Recipe, pool: Pool) -> dict[str, Any]:
-    """vLLM's KV connector: the shared store of an aggregated pool, the hand-over of prefill and decode."""
-    if recipe.store is not None and pool.role == "aggregated":
-        return {"kv_transfer_config": store_connector(recipe.store)}
-    if recipe.transfer.kind != "nixl" or pool.role not in ("prefill", "decode"):
+    """vLLM's KV connector: the shared store, NIXL between prefill and decode, or both at once."""
+    store, kind = recipe.store, recipe.transfer.kind
+    if pool.role not in ("prefill", "decode"):
+        return {} if store is None else {"kv_transfer_config": store_connector(store)}
+    if kind == "store" and store is not None:
+        wait_s = recipe.transfer.timeout_s
+        return {"kv_transfer_config": store_connector(store, hand_over_wait_s=wait_s)}
+    if kind != "nixl":
         return {}
+    nixl = _nixl(recipe, pool)
+    return {"kv_transfer_config": nixl if store is None else both_connectors(nixl, store_connector(store))}
+
+
+def _nixl(recipe: Recipe, pool: Pool) -> dict[str, Any]:
     found = {point.name: point for point in entry_points(group=HAND_OVER)}
     if "nixl" not in found:
         raise UserError("transfer.kind nixl needs vllm-deepinfer-plugins on every node; install it.")
     nixl = recipe.transfer.nixl
-    config = found["nixl"].load()(
+    made: dict[str, Any] = found["nixl"].load()(
         pool.role,
         lease_s=nixl.lease_s,
         fetch_timeout_s=recipe.transfer.timeout_s,
         cpu=nixl.buffer_device == "cpu",
     )
-    return {"kv_transfer_config": config}
+    return made
 
 
-def store_connector(store: Store) -> dict[str, Any]:
-    """What `--kv-transfer-config` takes for the shared prefix store."""
-    extra = {"store": store.url, **({} if store.capacity is None else {"capacity": store.capacity})}
+def store_connector(store: Store, *, hand_over_wait_s: float | None = None) -> dict[str, Any]:
+    """What `--kv-transfer-config` takes for the shared prefix store.
+
+    Args:
+        hand_over_wait_s: the store is how prompts reach the decode pool, which waits so long for them.
+    """
+    extra: dict[str, Any] = {"store": store.url}
+    if store.capacity is not None:
+        extra["capacity"] = store.capacity
+    if store.run_tokens is not None:
+        extra["run_tokens"] = store.run_tokens
+    if store.classes is not None:
+        extra["classes"] = [one.model_dump() for one in store.classes]
+    if store.default_class != Store.model_fields["default_class"].default:
+        extra["default_class"] = store.default_class
+    if hand_over_wait_s is not None:
+        extra |= {"hand_over": True, "hand_over_wait_s": hand_over_wait_s}
     return {
         "kv_connector": "PrefixStoreConnector",
         "kv_connector_module_path": STORE_CONNECTOR,
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": extra,
+    }
+
+
+def both_connectors(nixl: Mapping[str, Any], store: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--kv-transfer-config` takes for NIXL and the store together; a hand-over comes before a hit."""
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_connector_module_path": f"{STORE_CONNECTOR}.multi",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        **({"kv_buffer_device": nixl["kv_buffer_device"]} if "kv_buffer_device" in nixl else {}),
+        "kv_connector_extra_config": {"connectors": [dict(nixl), dict(store)]},
     }
 
 

@@ -19,7 +19,9 @@ from vllm_deepinfer.gateway.app import GatewayApp
 from vllm_deepinfer.gateway.building import build_app
 from vllm_deepinfer.gateway.limits.keys import KeyRing
 from vllm_deepinfer.gateway.serve import GRACE_S, calm_garbage_collection, listen
+from vllm_deepinfer.gateway.starting import answers_503
 from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
+from vllm_deepinfer.policy.retention import Retention
 from vllm_deepinfer.recipes.checkpoints import ensure_checkpoint
 from vllm_deepinfer.recipes.schema import Recipe
 
@@ -104,13 +106,14 @@ class GatewayReplica:
         with _listener(door.host, door.port, door.per_node) as listener:
             engine = engine_over(recipe, pools)
             try:
-                await asyncio.gather(*(pool.start() for pool in pools.values()))
-                if engine not in pools.values():
-                    await engine.start()
+                async with answers_503(listener):
+                    await asyncio.gather(*(pool.start() for pool in pools.values()))
+                    if engine not in pools.values():
+                        await engine.start()
                 keys = KeyRing.load(door.api_keys) if door.api_keys else KeyRing()
-                app = build_app(
-                    engine, recipe.model.tokenizer or folder, door.settings(recipe.served_names), keys
-                )
+                classes = Retention() if recipe.store is None else recipe.store.retention
+                settings = door.settings(recipe.served_names, classes)
+                app = build_app(engine, recipe.model.tokenizer or folder, settings, keys)
                 app.own_engine = False
                 app.core.metrics.registry.register(
                     PoolCounts(pools, getattr(engine, "counts", None) if len(pools) > 1 else None)
@@ -174,7 +177,15 @@ def engine_over(recipe: Recipe, pools: Mapping[str, ServePool]) -> Engine:
         return by_role["aggregated"]
     from vllm_deepinfer.cluster.disaggregated import DisaggregatedEngine
 
-    return DisaggregatedEngine(by_role["prefill"], by_role["decode"], patience_s=_patience_s(recipe))
+    return DisaggregatedEngine(
+        by_role["prefill"], by_role["decode"], shortest=_shortest(recipe), patience_s=_patience_s(recipe)
+    )
+
+
+def _shortest(recipe: Recipe) -> int:
+    """Through a store a prompt of less than a run does not reach the decode pool."""
+    store = recipe.store if recipe.transfer.kind == "store" else None
+    return (store.run_tokens or 0) if store is not None else 0
 
 
 def _patience_s(recipe: Recipe) -> float:

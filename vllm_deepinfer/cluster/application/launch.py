@@ -28,6 +28,7 @@ from .local_nodes import LocalNodes
 from .metrics import ApplicationMetrics, MetricsServer
 from .placing import await_running
 from .slots import forget_slots
+from .updates import changed_pools, refuse_changes
 
 logger = logging.getLogger(__name__)
 Say = Callable[[str], None]
@@ -61,6 +62,7 @@ class Application:
         self.session = secrets.token_hex(4)
         self.metrics_url = ""
         self._commands, self._router, self._say, self._stopped = commands, router, say, stopped
+        self._keys: ChannelKeys | None = None
         self._metrics: MetricsServer | None = None
         self._records: dict[str, ScalingRecord] = {}
         self._nodes, self._connected = LocalNodes(recipe.ray), False
@@ -90,22 +92,48 @@ class Application:
             self._connect()
         # Gateways listen themselves; Serve's proxies would cost 20 to 40 times as much per token.
         serve.start(proxy_location="Disabled")
+        self._keys = None if self.local else ChannelKeys.make()
+        self._deploy(self.recipe)
+        await_running(self.recipe.name, self.recipe, self._say, self._stopped)
+        self.urls = self._gateway_urls()
+        self._serve_metrics()
+
+    def update(self, recipe: Recipe) -> None:
+        """Serve another recipe, checked like the first one: what it changes is replaced a few replicas at a
+        time, each drained before it stops, while requests go on.
+
+        Raises:
+            UserError: something that cannot change while it runs; nothing has changed.
+            PlacementError: A new replica has no place or does not start; Serve keeps trying.
+        """
+        refuse_changes(self.recipe, recipe)
+        changes = changed_pools(self.recipe, recipe)
+        if not changes:
+            self._say("the recipe says nothing new")
+            return
+        for name, replaced in changes.items():
+            self._say(
+                f"pool {name}: {'its replicas are replaced' if replaced else 'other numbers of replicas'}"
+            )
+        self._deploy(recipe)
+        self.recipe = recipe
+        one_by_one = max(pool.replicas.max for pool in recipe.pools.values()) + 1
+        await_running(recipe.name, recipe, self._say, self._stopped, rounds=one_by_one)
+
+    def _deploy(self, recipe: Recipe) -> None:
         options: dict[str, Any] = {} if self._router is None else {"router": self._router}
         application = build_application(
-            self.recipe,
+            recipe,
             self.session,
-            keys=None if self.local else ChannelKeys.make(),
+            keys=self._keys,
             nodes=sum(node["Alive"] for node in ray.nodes()),
             commands=self._commands,
             **options,
         )
-        target = serve.RunTarget(application, name=self.recipe.name, route_prefix=None)
+        target = serve.RunTarget(application, name=recipe.name, route_prefix=None)
         serve.run_many(
             [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )
-        await_running(self.recipe.name, self.recipe, self._say, self._stopped)
-        self.urls = self._gateway_urls()
-        self._serve_metrics()
 
     def handle(self, deployment: str) -> Any:
         """Serve's handle to a pool, or to the gateways."""
@@ -221,6 +249,17 @@ def stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def update_signal() -> Iterator[threading.Event]:
+    """SIGUSR1 sets the event. Not SIGHUP: that comes with the end of a terminal, and has to end us."""
+    wanted = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: wanted.set())
+    try:
+        yield wanted
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def wait_for(stop: threading.Event, every_s: float, each: Callable[[], None]) -> None:

@@ -26,12 +26,15 @@ def await_running(
     say: Callable[[str], None],
     stopped: Callable[[], bool] = lambda: False,
     poll_s: float = 0.2,
+    rounds: int = 1,
 ) -> None:
     """Return when every deployment of the application is healthy.
 
     A replica that Ray has placed has an actor; one that waits for resources has none, and after
     `deadlines.place_s` the start fails with what is missing where.
 
+    Args:
+        rounds: of replicas that start one after the other, each within `deadlines.start_s`.
     Raises:
         PlacementError: One sentence.
         KeyboardInterrupt: ``stopped`` said so.
@@ -58,10 +61,10 @@ def await_running(
             raise PlacementError(why_unplaced(pool, recipe.pools[pool], limits.place_s))
         if not unplaced and placed_at is None:
             placed_at = now
-        if placed_at is not None and now - placed_at > limits.start_s:
+        if placed_at is not None and now - placed_at > limits.start_s * rounds:
             raise PlacementError(
-                f"the engines were not ready within {limits.start_s:g} s of their placement ({line}): raise "
-                "ray.deadlines.start_s if the machine is slow or busy."
+                f"the engines were not ready within {limits.start_s * rounds:g} s of their placement "
+                f"({line}): raise ray.deadlines.start_s if the machine is slow or busy."
             )
         time.sleep(poll_s)
 

@@ -332,7 +332,7 @@ class ServePool(PooledEngine):
         if lease.call.done():
             error = None if lease.call.cancelled() else lease.call.exception()
             raise error if isinstance(error, EngineError) else EngineUnavailable("it was not routed.")
-        raise Overloaded(f"no replica of pool {self.name} had room for {wait:.3g} s.")
+        raise Overloaded(f"no replica of pool {self.name} had room for {wait:.2g} s.")
 
     async def _call(self, lease: _Lease, ticket: Ticket) -> None:
         """Serve's call: lasts as long as the request. What it raises is news of the replica."""

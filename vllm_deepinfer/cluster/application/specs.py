@@ -23,7 +23,7 @@ class ReplicaSpec:
     """One replica of a pool.
 
     Attributes:
-        pool: its name. recipe: the whole, as JSON.
+        pool: its name. recipe: as much of it as the replica uses (`updates.for_pool`), as JSON.
         keys: of the token channel, where it goes beyond the loopback.
         commands: whether tests may reach into its simulated engine.
         session: of this run of the application; names its lock files.
@@ -39,7 +39,7 @@ class ReplicaSpec:
 
     @property
     def whole(self) -> Recipe:
-        """The recipe."""
+        """The recipe, without what is other pools'."""
         return Recipe.model_validate_json(self.recipe)
 
     @property
@@ -67,7 +67,7 @@ class ReplicaSpec:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySpec:
-    """One gateway process. Attributes as of `ReplicaSpec`."""
+    """One gateway process. Attributes as of `ReplicaSpec`; see `updates.for_gateway`."""
 
     recipe: str
     session: str

@@ -18,8 +18,9 @@ def check_model(context: Context) -> Iterator[str]:
     folder = model.tokenizer or context.facts.folder
     if folder is not None:
         yield from _check_tokenizer("model.tokenizer" if model.tokenizer else "model.path", folder)
-    if model.tiny is not None and model.tokenizer is not None:
-        yield "model.tokenizer is given, but a tiny model has a tokenizer of its own: leave it out."
+    for key, own in (("tiny", model.tiny), ("trained", model.trained)):
+        if own is not None and model.tokenizer is not None:
+            yield f"model.tokenizer is given, but a {key} model has a tokenizer of its own: leave it out."
     for name, pool in context.recipe.pools.items():
         if on_cpu(pool) and model.dtype == "float16":
             yield (

@@ -40,10 +40,7 @@ def check_store(context: Context) -> Iterator[str]:
     store = context.recipe.store
     if store is None:
         return
-    pools = context.recipe.with_role("aggregated")
-    if not pools:
-        yield "store is given, but only a pool of the role aggregated uses one yet: leave it out."
-    for name, pool in pools.items():
+    for name, pool in context.recipe.with_role("aggregated", "prefill", "decode").items():
         if pool.engine == "simulated":
             yield f"store is given, but pools.{name} is simulated and keeps no KV: leave it out."
     if store.capacity is not None:
@@ -51,6 +48,10 @@ def check_store(context: Context) -> Iterator[str]:
             size(store.capacity, "store.capacity")
         except UserError as error:
             yield str(error)
+    try:
+        store.retention  # noqa: B018
+    except ValueError as error:
+        yield f"store.classes: {error}"
     problem = unreachable(store.url, store.connect_timeout_s)
     if problem:
         yield f"store.url is {store.url}: {problem}."

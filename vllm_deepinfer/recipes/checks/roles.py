@@ -36,16 +36,16 @@ def check_transfer(context: Context) -> Iterator[str]:
     transfer, split = recipe.transfer, recipe.with_role("prefill", "decode")
     if transfer.kind == "none" and len(split) > 1:
         yield (
-            "transfer.kind is none, but prefill and decode are pools of their own: write kind: nixl, so that "
-            "KV gets from one to the other."
+            "transfer.kind is none, but prefill and decode are pools of their own: write kind: nixl, or "
+            "kind: store with a store, so that KV gets from one to the other."
         )
     if transfer.kind != "none" and not split and recipe.with_role("aggregated"):
         yield (
             f"transfer.kind is {transfer.kind}, but an aggregated pool hands nothing over: leave transfer "
             "out."
         )
-    if transfer.kind == "store":
-        yield "transfer.kind is store, but KV is not handed over by the shared store yet: write kind: nixl."
+    if transfer.kind == "store" and split and recipe.store is None:
+        yield "transfer.kind is store, but there is none: write store.url, a folder that all engines share."
     if transfer.kind == "nixl" and transfer.nixl.buffer_device == "cuda":
         for name, pool in split.items():
             if pool.engine == "vllm" and pool.resources.gpus == 0:
