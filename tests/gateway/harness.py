@@ -171,3 +171,12 @@ def events(text: str) -> list[tuple[str | None, Any]]:
         if data is not None:
             found.append((name, data if data == "[DONE]" else json.loads(data)))
     return found
+
+
+_HI: Any = [{"role": "user", "content": "hi"}]
+ASKS: dict[str, Any] = {
+    "/v1/chat/completions": {"model": MODEL, "messages": _HI},
+    "/v1/responses": {"model": MODEL, "input": "hi"},
+    "/v1/messages": {"model": MODEL, "max_tokens": 500, "messages": _HI},
+}
+"""The least that each API wants, by path."""

@@ -72,7 +72,11 @@ async def test_detokenize(gateway: Gateway) -> None:
         ("/detokenize", {"tokens": [-1]}, "tokens: send a list of token ids"),
         ("/detokenize", {"tokens": [True]}, "tokens: send a list of token ids"),
         ("/detokenize", {"tokens": [2**31]}, "2147483648"),
-        ("/v1/messages/count_tokens", {"model": MODEL}, "messages is missing."),
+        (
+            "/v1/messages/count_tokens",
+            {"model": MODEL},
+            'messages is missing: send a list such as [{"role": "user", "content": "Hello"}].',
+        ),
     ],
 )
 async def test_mistakes(gateway: Gateway, path: str, body: Any, says: str) -> None:

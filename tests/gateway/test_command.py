@@ -40,8 +40,9 @@ MODEL = ["--model", str(DATA), "--engine", "simulated"]
         ([*MODEL, "--engine-args", "--block-size x"], "--block-size needs a number, got 'x'."),
         ([*MODEL, "--engine-args", "--block-size 0"], "the simulated engine refuses that: block_size"),
         ([*MODEL, "--engine-args", "'"], "--engine-args: no closing quotation."),
-        (["--model", str(DATA), "--engine", "warp"], "--engine warp: choose one of "),
+        (["--model", str(DATA.parent)], f"--model {DATA.parent} has no config.json: name the folder of a "),
         (["--model", str(DATA.parent), "--engine", "simulated"], "tokenizer.json is not a readable"),
+        (["--model", str(DATA), "--engine", "warp"], "--engine warp: choose one of "),
         ([*MODEL, "--nonsense"], "No such option: --nonsense"),
     ],
 )
@@ -51,6 +52,22 @@ def test_a_mistake_gets_one_sentence_and_status_2(
     assert run(["gateway", *arguments]) == 2
     error = capfd.readouterr().err.strip().splitlines()
     assert len(error) == 1 and says in error[0]
+
+
+def test_classes_of_the_engine_s_store_are_the_gateway_s() -> None:
+    classes = [{"name": "batch", "code": 5, "ttl_s": 60, "share": 0.5}]
+    extra = {"store": "/kv", "classes": classes, "default_class": "batch"}
+    config = json.dumps({"kv_connector": "PrefixStoreConnector", "kv_connector_extra_config": extra})
+    for flag in ("--kv-transfer-config", "--kv_transfer_config"):
+        found = module._classes(["--max-model-len", "64", flag, config])
+        assert found.names() == ["batch"] and found.default == "batch"
+    for other in (["--max-model-len", "64"], ["--kv-transfer-config"], ["--kv-transfer-config", "{"]):
+        assert module._classes(other).default == "agent"
+    for bad in (3, "x", [3], {"classes": [{"name": "a"}]}, {"classes": 3}, {"default_class": "no"}):
+        text = json.dumps({"kv_connector_extra_config": bad})
+        assert module._classes(["--kv-transfer-config", text]).default == "agent", (
+            "the engine says what is wrong"
+        )
 
 
 @pytest.mark.parametrize("command", ["gateway", "gateway-key", "tiny-checkpoint"])

@@ -28,7 +28,8 @@ RUST = ("expected u", "struct ", "enum ", "variant", "invalid type", "invalid va
         ("invalid length 0, expected struct Thinking with 2 elements", "send an object, got 0."),
         ("unknown variant `xml`, expected one of `a`, `b`", "send one of a, b; got 'xml'."),
         ("field `type`: unknown variant `x`, expected `function`", "type: send function; got 'x'."),
-        ("missing field `content`", "content is missing."),
+        ("missing field `content`", "content is missing: send a string or a list of parts."),
+        ("missing field `other`", "other is missing: send it."),
         ("Empty input messages", "Empty input messages."),
         (
             f'invalid type: string "{"a" * 500}", expected u32',
@@ -66,7 +67,11 @@ GOOD = {"role": "user", "content": "hi"}
         ({"top_logprobs": -1}, "top_logprobs", "top_logprobs: send a whole number, 0 or more, got -1."),
         ({"tools": 5}, "tools", "tools: send a list, got 5."),
         ({"messages": []}, "messages", "messages: empty input messages."),
-        ({"messages": [GOOD, {"role": "user"}]}, "messages.1", "messages.1: content is missing."),
+        (
+            {"messages": [GOOD, {"role": "user"}]},
+            "messages.1",
+            "messages.1: content is missing: send a string or a list of parts.",
+        ),
         (
             {"messages": [GOOD, GOOD, {"role": "boss", "content": "x"}], "stream": True},
             "messages.2",

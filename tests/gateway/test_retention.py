@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gateway.harness import MODEL, Gateway
+from tests.gateway.harness import ASKS, Gateway, running
 from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.retention import NOTHING, Wanted, from_body, from_headers, with_cache_control
 from vllm_deepinfer.policy.retention import Retention, TrafficClass
@@ -16,11 +16,6 @@ from vllm_deepinfer.policy.retention import Retention, TrafficClass
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HI: Any = [{"role": "user", "content": "hi"}]
-ASKS: dict[str, Any] = {
-    "/v1/chat/completions": {"model": MODEL, "messages": HI},
-    "/v1/responses": {"model": MODEL, "input": "hi"},
-    "/v1/messages": {"model": MODEL, "max_tokens": 500, "messages": HI},
-}
 CLASS, TTL = "x-prefix-store-class", "x-prefix-store-ttl"
 
 
@@ -91,9 +86,22 @@ async def test_an_operators_own_classes() -> None:
         from_headers(headers((CLASS, "chat")), own)
 
 
+async def test_an_operators_own_classes_reach_all_apis() -> None:
+    own = Retention((TrafficClass("batch", 5, 60, 1.0),), default="batch")
+    async with running(classes=own) as gateway:
+        for path in ASKS:
+            assert await asked(gateway, path, {CLASS: "batch"}) == ("batch", None)
+            metadata = {"prefix_store_class": "batch"}
+            assert await asked(gateway, path, {}, metadata=metadata) == ("batch", None)
+            unknown = "the traffic class 'chat' is none of batch."
+            assert await asked(gateway, path, {CLASS: "chat"}) == (400, f"{CLASS}: {unknown}")
+            refused = await asked(gateway, path, {}, metadata={"prefix_store_class": "chat"})
+            assert refused == (400, f"metadata.prefix_store_class: {unknown}")
+
+
 async def test_nothing_costs_nothing() -> None:
-    assert from_headers(headers(("x-other", "1"))) is NOTHING
-    assert from_body({"messages": HI}) is NOTHING
+    assert from_headers(headers(("x-other", "1")), Retention()) is NOTHING
+    assert from_body({"messages": HI}, Retention()) is NOTHING
     assert with_cache_control(NOTHING, {"messages": HI, "system": "s", "tools": None}) is NOTHING
 
 
@@ -114,7 +122,7 @@ JSON = st.recursive(
 )
 async def test_whatever_a_body_holds_it_is_read_or_refused(body: dict[str, Any]) -> None:
     try:
-        wanted = with_cache_control(from_body(body), body)
+        wanted = with_cache_control(from_body(body, Retention()), body)
     except ApiError as error:
         assert error.status == 400 and "\n" not in error.message
     else:

@@ -8,6 +8,7 @@ from vllm_deepinfer.bench.gateway.soak import soak
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_ten_thousand_requests_end_once_and_leave_nothing() -> None:
     found = await soak(10_000)
     assert found.lost == 0, found

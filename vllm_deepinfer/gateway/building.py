@@ -76,6 +76,7 @@ def build_app(
         version=model_version(tokenizer_folder) if version is None else version,
         max_model_len=max_model_len or engine.info.max_model_len,
         thinking=settings.thinking,
+        classes=settings.classes,
     )
     output = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     return GatewayApp(Core(engine, card, settings, prompts, output, keys))

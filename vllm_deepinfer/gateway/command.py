@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
+import json
 import os
 import shlex
 import sqlite3
@@ -22,6 +24,7 @@ from vllm_deepinfer.gateway.errors import from_validation
 from vllm_deepinfer.gateway.limits.keys import KeyFileError, KeyRing, new_key
 from vllm_deepinfer.gateway.serve import listen, serve
 from vllm_deepinfer.gateway.settings import GatewaySettings
+from vllm_deepinfer.policy.retention import Retention, retention_of
 
 DEFAULTS = GatewaySettings(served_names=("model",))
 
@@ -76,6 +79,10 @@ def gateway(
     """Serve Chat Completions, Responses and Messages on one engine."""
     if not model.is_dir():
         raise UserError(f"--model {model}: there is no such folder.")
+    if engine == "vllm":  # it would say so after half a minute
+        for name in ("config.json", "tokenizer.json"):
+            if not (model / name).is_file():
+                raise UserError(f"--model {model} has no {name}: name the folder of a checkpoint.")
     if log_level not in ("debug", "info", "warning", "error"):
         raise UserError(f"--log-level {log_level}: choose debug, info, warning or error.")
     _check_database(response_db)
@@ -84,8 +91,10 @@ def gateway(
         raise UserError(
             f"--host {host} is reachable from other machines, so give --api-keys FILE, or --allow-anonymous."
         )
+    arguments = _split(engine_args)
     settings = _settings(
         served_names=tuple(served_model_name or (model.resolve().name,)),
+        classes=_classes(arguments),
         thinking=thinking,
         max_active=max_active,
         max_waiting=max_waiting,
@@ -97,7 +106,6 @@ def gateway(
         response_ttl_s=response_ttl_hours * 3600,
         drain_timeout_s=drain_timeout_s,
     )
-    arguments = _split(engine_args)
     names = ", ".join(settings.served_names)
     logs.configure(log_level, requests=access_log)
     with listen(host, port) as listener, _runner() as runner:
@@ -150,6 +158,18 @@ def _split(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise UserError(f"--engine-args: {str(error).lower()}.") from None
+
+
+def _classes(arguments: list[str]) -> Retention:
+    """The traffic classes of the prefix store in an engine's flags; what is wrong there the engine says."""
+    for flag, value in itertools.pairwise(arguments):
+        if flag.replace("_", "-") == "--kv-transfer-config":
+            try:
+                extra = json.loads(value)["kv_connector_extra_config"]
+                return retention_of(extra.get("classes"), extra.get("default_class"))
+            except (AttributeError, KeyError, TypeError, ValueError):
+                break
+    return Retention()
 
 
 def _settings(**values: Any) -> GatewaySettings:

@@ -28,6 +28,15 @@ _KINDS = (  # what the parser expects → what to send
     (r"a sequence", "a list"),
     (r"(?:struct|internally tagged enum|adjacently tagged enum|enum) \w+|a map", "an object"),
 )
+_MISSING = re.compile(r"missing field `(\w+)`")
+_WANTED = {
+    "content": "a string or a list of parts",
+    "input": "a string or a list of items",
+    "max_tokens": "how many tokens the answer may have",
+    "messages": 'a list such as [{"role": "user", "content": "Hello"}]',
+    "model": "one of the names of GET /v1/models",
+    "role": "user, assistant or another role of this API",
+}
 _EXPECTED = [(re.compile(rf"^(?:{kind}).*", re.DOTALL), send) for kind, send in _KINDS]
 _TYPE = re.compile(r"invalid (?:type:|value:|length) (.*), expected (.*)$", re.DOTALL)
 _VARIANT = re.compile(r"unknown variant `(.*)`, expected (?:one of )?(.*)$", re.DOTALL)
@@ -47,7 +56,7 @@ def plain(text: str) -> str:
         choices = found[2].replace("`", "")
         one_of = "one of " if "," in choices else ""
         return sentence(f"{text[: found.start()]}send {one_of}{choices}; got {_short(found[1])!r}")
-    text = re.sub(r"missing field `(\w+)`", r"\1 is missing", text)
+    text = _MISSING.sub(lambda found: f"{found[1]} is missing: send {_WANTED.get(found[1], 'it')}", text)
     return sentence(text.replace("`", ""))
 
 

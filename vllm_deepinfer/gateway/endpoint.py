@@ -15,6 +15,7 @@ from vllm_deepinfer.gateway.dialects.base import Body, Prepared
 from vllm_deepinfer.gateway.errors import ApiError, error_body, internal_error
 from vllm_deepinfer.gateway.generation import begin, collect
 from vllm_deepinfer.gateway.http_io import Disconnected, Scope, header, parse_object, read_body, send_json
+from vllm_deepinfer.gateway.latency import targets_from_headers
 from vllm_deepinfer.gateway.offload import offload
 from vllm_deepinfer.gateway.retention import NOTHING, from_headers
 from vllm_deepinfer.gateway.steps import within
@@ -108,7 +109,7 @@ class GenerationEndpoint:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
         core, settings = self._core, self._core.settings
         call.key = core.keys.authenticate(header(scope, b"authorization"), header(scope, b"x-api-key"))
-        asked = from_headers(scope)
+        asked, targets = from_headers(scope, core.card.classes), targets_from_headers(scope)
         raw = await read_body(scope, receive, settings.max_body_bytes, settings.body_timeout_s)
         with ExitStack() as places:
             places.enter_context(core.admission.admit())
@@ -117,6 +118,8 @@ class GenerationEndpoint:
             prepared = await self._api.prepare(body, len(raw), call)
             if asked is not NOTHING:
                 prepared = replace(prepared, retention=asked.over(prepared.retention))
+            if targets is not None:
+                prepared = replace(prepared, targets=targets)
             core.check_priority(prepared, call)
             if prepared.detached:
                 document = await self._api.detach(prepared, body, call, places.pop_all())

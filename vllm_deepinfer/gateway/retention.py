@@ -24,7 +24,7 @@ CLASS, TTL = "prefix_store_class", "prefix_store_ttl_s"
 CLASS_HEADER, TTL_HEADER = "x-prefix-store-class", "x-prefix-store-ttl"
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _PERIOD = re.compile(r"(\d{1,9})([smhd])")
-_CLASSES = Retention()
+_ANY = Retention()  # where no class is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Wanted:
 NOTHING = Wanted()
 
 
-def from_headers(scope: Scope, classes: Retention = _CLASSES) -> Wanted:
+def from_headers(scope: Scope, classes: Retention) -> Wanted:
     """The two headers. Raises: ApiError 400 for a class that does not exist, or a time that is none."""
     name, ttl = (header(scope, text.encode()) for text in (CLASS_HEADER, TTL_HEADER))
     if name is None and ttl is None:
@@ -58,7 +58,7 @@ def from_headers(scope: Scope, classes: Retention = _CLASSES) -> Wanted:
     return _checked(name, ttl, (CLASS_HEADER, TTL_HEADER), classes)
 
 
-def from_body(body: Mapping[str, Any], classes: Retention = _CLASSES) -> Wanted:
+def from_body(body: Mapping[str, Any], classes: Retention) -> Wanted:
     """`metadata`, then `cache_control` of any block. Raises: ApiError 400."""
     metadata = body.get("metadata")
     wanted = NOTHING
@@ -68,13 +68,13 @@ def from_body(body: Mapping[str, Any], classes: Retention = _CLASSES) -> Wanted:
     return wanted
 
 
-def with_cache_control(wanted: Wanted, body: Mapping[str, Any], classes: Retention = _CLASSES) -> Wanted:
+def with_cache_control(wanted: Wanted, body: Mapping[str, Any]) -> Wanted:
     """The longest `ttl` of a Messages request's blocks where `wanted` has none. Raises: ApiError 400."""
     periods = [_period(where, block["cache_control"]) for where, block in _marked(body)]
     longest = max((period for period in periods if period is not None), default=None)
     if longest is None:
         return wanted
-    return wanted.over(_checked(None, longest, ("", "cache_control.ttl"), classes))
+    return wanted.over(_checked(None, longest, ("", "cache_control.ttl"), _ANY))
 
 
 def _marked(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -96,6 +96,7 @@ class Runner:
                     sampling=prepared.sampling_for(index, max_tokens),
                     priority=prepared.priority,
                     cache_salt=cache_salt,
+                    targets=prepared.targets,
                     traffic_class=prepared.retention.traffic_class,
                     cache_ttl_s=prepared.retention.ttl_s,
                 )

@@ -21,6 +21,7 @@ from vllm_deepinfer.gateway.building import build_app
 from vllm_deepinfer.gateway.engines import make_engine
 from vllm_deepinfer.gateway.limits.keys import KeyRing
 from vllm_deepinfer.gateway.settings import GatewaySettings
+from vllm_deepinfer.gateway.starting import answers_503
 from vllm_deepinfer.gateway.streaming.lane import LaneProtocol
 
 HEALTH_S = 0.5  # between two looks at the engine's health
@@ -60,7 +61,8 @@ async def serve(
     try:
         with _cancelled_by_signals():
             try:
-                await engine.start()
+                async with answers_503(listener):
+                    await engine.start()
             except EngineError as error:
                 raise UserError(str(error)) from None
         app = build_app(engine, model, settings, keys)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vllm_deepinfer.policy.retention import Retention
+
 
 class GatewayLimits(BaseModel):
     """Limits and switches. Times in seconds, sizes in bytes.
@@ -52,6 +54,12 @@ class GatewayLimits(BaseModel):
 
 
 class GatewaySettings(GatewayLimits):
-    """The limits, and what clients may call the model; the first of `served_names` is canonical."""
+    """The limits, and what the engines behind the gateway are.
+
+    Attributes:
+        served_names: what clients may call the model; the first is canonical.
+        classes: of traffic, as the engines' prefix store has them.
+    """
 
     served_names: tuple[str, ...] = Field(min_length=1)
+    classes: Retention = Retention()

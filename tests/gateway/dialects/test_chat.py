@@ -12,6 +12,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.gateway.harness import MODEL, Gateway, call, calls, events, ids_of, running
+from vllm_deepinfer.gateway.dialects.chat import _sum
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -56,6 +57,19 @@ async def test_an_answer_with_reasoning_and_usage(gateway: Gateway) -> None:
     assert answer.usage.completion_tokens_details is not None
     assert answer.usage.completion_tokens_details.reasoning_tokens == 2
     assert gateway.prompt().endswith("<｜User｜>hi<｜Assistant｜><think>")
+
+
+async def test_the_drafts_of_all_choices_add_up() -> None:
+    one = {"completion_tokens": 5, "total_tokens": 8, "prompt_tokens": 3}
+    drafts = one | {"completion_tokens_details": {"reasoning_tokens": 1, "accepted_prediction_tokens": 2}}
+    thought = one | {"completion_tokens_details": {"reasoning_tokens": 4}}
+    summed = _sum([thought, drafts, one])
+    assert summed["completion_tokens"] == 15 and summed["total_tokens"] == 18
+    assert summed["completion_tokens_details"] == {"reasoning_tokens": 5, "accepted_prediction_tokens": 2}
+    assert thought["completion_tokens_details"] == {"reasoning_tokens": 4}, (
+        "what is summed up stays as it was"
+    )
+    assert "completion_tokens_details" not in _sum([one, one])
 
 
 async def test_a_second_request_reports_its_cached_tokens() -> None:

@@ -260,7 +260,11 @@ async def test_tool_namespaces(gateway: Gateway) -> None:
         ({"input": [{"type": "web_search_call"}]}, 400, "input.0: there are no items of type"),
         ({"input": [{"type": ["message"]}]}, 400, "input.0: there are no items of type"),
         ({"input": [{"type": {}}]}, 400, "input.0: there are no items of type"),
-        ({"input": [{"role": "user"}]}, 400, "input.0: content is missing."),
+        (
+            {"input": [{"role": "user"}]},
+            400,
+            "input.0: content is missing: send a string or a list of parts.",
+        ),
         ({"model": None}, 400, "model: name one of"),
         ({"tools": [{"type": "custom", "name": "x"}]}, 400, "tools: unsupported custom tool"),
     ],

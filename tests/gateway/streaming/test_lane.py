@@ -404,6 +404,35 @@ async def test_a_head_without_end_is_refused(loop: str, piece: bytes) -> None:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: x\r\n"])
+async def test_a_head_that_never_ends_is_not_waited_for(
+    loop: str, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_deepinfer.gateway.streaming.lane.HEAD_S", 0.2)
+
+    async def main() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await asyncio.sleep(0.5)  # longer than a head may take
+            await send({"type": "http.response.body", "body": b"answer"})
+
+        server, task, port = await serve(app, http=LaneProtocol)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+        # The head of a second request may be late while the answer to the first one is under way.
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" + sent)
+        assert b"answer" in await asyncio.wait_for(reader.readuntil(b"answer"), 10)
+        writer.close()
+        server.should_exit = True
+        await task
+
+    await asyncio.to_thread(_run, loop, main())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 async def test_a_body_is_no_head(loop: str) -> None:
     async def main() -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -400,6 +400,27 @@ def test_a_tool_tag_ends_the_reasoning(own: bool) -> None:
     assert _reasoning_tokens([*thought, *ids_of(call)], own) == len(thought)
 
 
+def test_accepted_drafts_are_in_usage_as_far_as_they_count() -> None:
+    """The stop string ends inside the second delta: of its three drafts one is still part of the answer."""
+    request, _, converted = convert("chat", V41, stop=["STOP"])
+    parser = OutputParser(
+        request.chunk_generator(converted, "id", "m"),
+        converted.parsing_options,
+        TOKENIZER,
+        eos_token_ids=[EOS],
+        prompt_tokens=1,
+        exact=True,
+    )
+    encoder = ChatEncoder(True)
+    end, stop, said = ids_of("</think>"), ids_of("STOP"), ids_of("one")
+    rest = ids_of(" and more")
+    for ids, accepted in ((end, 0), (said, len(said) - 1), ([*stop, *rest], len([*stop, *rest]) - 1)):
+        encoder.encode(0, parser.feed(TokenDelta("r", ids, accepted_draft_tokens=accepted)), parser)
+    assert parser.finished and parser.tokens == len([*end, *said, *stop])
+    usage = json.loads(encoder.finish().split(b"\n")[0].removeprefix(b"data: "))["usage"]
+    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == len(said) - 1 + len(stop)
+
+
 def _reasoning_tokens(ids: list[int], own: bool) -> int:
     request, _, converted = convert("chat", V41)
     parser = OutputParser(

@@ -19,13 +19,14 @@ from deepseek_recipe import (
     RenderedPrompt,
 )
 
-from vllm_deepinfer.engine import SamplingParams, StructuredOutput
+from vllm_deepinfer.engine import SamplingParams, StructuredOutput, Targets
 from vllm_deepinfer.gateway.constraints import ToolPolicy, output_constraint
 from vllm_deepinfer.gateway.conversion_errors import located
 from vllm_deepinfer.gateway.errors import ApiError
 from vllm_deepinfer.gateway.fields import EngineFields
 from vllm_deepinfer.gateway.retention import NOTHING, Wanted
 from vllm_deepinfer.gateway.streaming.parser import Chunk, Generator, OutputParser
+from vllm_deepinfer.policy.retention import Retention
 
 Body = dict[str, Any]
 
@@ -86,6 +87,7 @@ class Prepared:
         generator: makes the chunk generator of one choice.
         encoder, collector: make the wire format.
         retention: how long the prefix store is to keep the prompt, as the body says.
+        targets: latency that the request asks for.
         detached: nobody waits for the answer. settings: what the answer reports of the request beyond the
             recipe.
     """
@@ -103,6 +105,7 @@ class Prepared:
     priority: int = 0
     cache_salt: str | None = None
     retention: Wanted = NOTHING
+    targets: Targets | None = None
     detached: bool = False
     settings: Body = field(default_factory=dict)
 
@@ -128,12 +131,14 @@ class ModelCard:
         version: selects the prompt encoding and the tool-call dialect.
         thinking: whether a request that says nothing gets reasoning.
         max_model_len: prompt and answer, in tokens.
+        classes: of the prefix store's traffic.
     """
 
     names: Sequence[str]
     version: ModelVersion
     max_model_len: int
     thinking: bool = True
+    classes: Retention = field(default_factory=Retention)
 
     @cached_property
     def options(self) -> ConversionOptions:

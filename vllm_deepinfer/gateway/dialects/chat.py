@@ -124,7 +124,7 @@ def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
         choices=choices,
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt,
-        retention=from_body(body),
+        retention=from_body(body, card.classes),
     )
 
 
@@ -247,11 +247,12 @@ class ChatCollector:
 def _counted(usage: Body, parser: OutputParser) -> Body:
     prompt = usage.get("prompt_tokens", 0)
     counted = usage | {"completion_tokens": parser.tokens, "total_tokens": prompt + parser.tokens}
-    details = usage.get("completion_tokens_details")
+    details = usage.get("completion_tokens_details") or {}
     if details:
-        reasoning = parser.reasoning_tokens(details["reasoning_tokens"])
-        counted["completion_tokens_details"] = details | {"reasoning_tokens": reasoning}
-    return counted
+        details = details | {"reasoning_tokens": parser.reasoning_tokens(details["reasoning_tokens"])}
+    if parser.accepted_drafts:  # how many were rejected no engine tells by request
+        details = details | {"accepted_prediction_tokens": parser.accepted_drafts}
+    return counted | {"completion_tokens_details": details} if details else counted
 
 
 def _sum(usages: Sequence[Body]) -> Body:
@@ -260,9 +261,11 @@ def _sum(usages: Sequence[Body]) -> Body:
     for usage in usages[1:]:
         total["completion_tokens"] += usage["completion_tokens"]
         total["total_tokens"] += usage["completion_tokens"]
-        details, more = total.get("completion_tokens_details"), usage.get("completion_tokens_details")
-        if details and more:
-            total["completion_tokens_details"] = {key: details[key] + more.get(key, 0) for key in details}
+        details = dict(total.get("completion_tokens_details") or {})
+        for key, count in (usage.get("completion_tokens_details") or {}).items():
+            details[key] = details.get(key, 0) + count
+        if details:
+            total["completion_tokens_details"] = details
     return total
 
 

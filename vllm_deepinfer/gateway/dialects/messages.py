@@ -98,7 +98,7 @@ def prepare(body: Body, card: ModelCard, answer_id: str) -> Prepared:
         collector=lambda: MessagesCollector(answer_id, model),
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt,
-        retention=with_cache_control(from_body(body), body),
+        retention=with_cache_control(from_body(body, card.classes), body),
     )
 
 

@@ -180,7 +180,7 @@ def prepare(body: Body, earlier: Sequence[Any], card: ModelCard, answer_id: str)
         collector=lambda: ResponsesCollector(answer_id, model, settings),
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt,
-        retention=from_body(body),
+        retention=from_body(body, card.classes),
         detached=settings["background"],
         settings=settings,
     )

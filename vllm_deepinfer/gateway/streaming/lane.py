@@ -25,6 +25,7 @@ from vllm_deepinfer.gateway.steps import eager_task
 SCOPE_KEY = "deepinfer.lane"
 EAGER_PATHS = frozenset({"/v1/chat/completions", "/v1/messages", "/v1/responses"})
 MOST_HEAD_BYTES = 64 << 10  # of a request line and headers, give or take one read; the parser has no limit
+HEAD_S = 30.0  # for a request line and headers, from their first byte or the connection's beginning
 LOOK_S = 0.05  # between two looks at a connection that is not read
 _ENDED = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # the last one is Linux's
 CHUNK_HEADS = [b"%x\r\n" % size for size in range(4096)]
@@ -149,12 +150,18 @@ class LaneProtocol(HttpToolsProtocol):
         self._watched: set[Lane] = set()
         self._feeding = False
         self._looking: asyncio.TimerHandle | None = None
+        self._head_ends: asyncio.TimerHandle | None = None
         self._in_head = False
         self._head_bytes = 0
         self._arrived: tuple[RequestResponseCycle, Any] | None = None
 
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._head_has_ended()
         if self._looking is not None:
             self._looking.cancel()
         for lane in tuple(self._watched):
@@ -163,6 +170,8 @@ class LaneProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
+        if self._head_ends is None:
+            self._await_head()
         transport = self.transport
         connection = transport.get_extra_info("socket")
         if connection is not None and transport.get_extra_info("sslcontext") is None:
@@ -171,6 +180,7 @@ class LaneProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._head_has_ended()
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -189,14 +199,27 @@ class LaneProtocol(HttpToolsProtocol):
         elif self._watched and self.flow.read_paused and self._looking is None:
             self._look()
 
-    def _refuse_head(self) -> None:
-        """A head without end would be kept whole."""
+    def _await_head(self) -> None:
+        self._head_ends = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:  # an answer is under way before it
+            self._await_head()
+        else:
+            self._refuse_head(b"408 Request Timeout")
+
+    def _head_has_ended(self) -> None:
+        if self._head_ends is not None:
+            self._head_ends.cancel()
+            self._head_ends = None
+
+    def _refuse_head(self, status: bytes = b"431 Request Header Fields Too Large") -> None:
+        """A head without end would be kept whole, and for ever."""
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:  # else it would be part of another answer
             self.transport.write(
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-                b"content-length: 0\r\nconnection: close\r\n\r\n"
+                b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             )
         self.transport.close()
 

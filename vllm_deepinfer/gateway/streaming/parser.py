@@ -78,6 +78,7 @@ class OutputParser:
         "_reasons",
         "_spoken",
         "_started",
+        "accepted_drafts",
         "cached_tokens",
         "fed",
         "finished",
@@ -131,6 +132,7 @@ class OutputParser:
         self.finished = False
         self.tokens = 0
         self.cached_tokens = 0
+        self.accepted_drafts = 0  # of `tokens`, those that speculation had guessed
 
     def feed(self, delta: TokenDelta) -> list[Chunk]:
         """Chunks that this delta completes. After `finished`, deltas add nothing.
@@ -141,7 +143,10 @@ class OutputParser:
             return []
         self.steady = False
         self._note(delta.token_ids)
+        before = self.tokens
         chunks = self._feed(delta)
+        if delta.accepted_draft_tokens:  # a delta's drafts come first; its end may not count
+            self.accepted_drafts += min(delta.accepted_draft_tokens, self.tokens - before)
         if chunks:
             self._spoken = True
         return chunks
