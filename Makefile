@@ -5,7 +5,7 @@ BIN := .venv/bin
 PORT ?= 8000
 RECIPE ?= recipes/laptop.yaml
 
-.PHONY: help setup serve serve-one test test-fast check format clean
+.PHONY: help setup serve serve-one test test-long test-fast check format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -19,8 +19,11 @@ serve: setup ## gateway, prefill pool and decode pool with a tiny DeepSeek-V4.1 
 serve-one: setup ## the same model on one engine, without Ray
 	@$(BIN)/python -m tools.serve --port $(PORT)
 
-test: check ## lint, types, then every test that needs no GPU
-	@$(BIN)/python -m pytest
+test: check ## lint, types, then all tests but the longest and those that need a GPU
+	@$(BIN)/python -m pytest -m "not long and not gpu"
+
+test-long: setup ## the longest tests: kills under load, a soak, whole pools of engines, schedules of whole engines
+	@$(BIN)/python -m pytest -m "long and not gpu"
 
 test-fast: setup ## the tests that start no engine and no Ray
 	@$(BIN)/python -m pytest -m "not slow and not ray and not gpu"

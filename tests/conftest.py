@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# On a busy machine any single example can take long, which says nothing about the code.
-settings.register_profile("untimed", deadline=None)
+# On a busy machine any example can take long to make or to try, which says nothing about the code.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 CACHE = Path(__file__).parents[1] / ".cache"

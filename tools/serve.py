@@ -1,4 +1,4 @@
-"""`make serve-one`: a tiny DeepSeek-V4.1 checkpoint on one vLLM engine on this CPU, behind the gateway.
+"""`make serve-one`: the small trained DeepSeek-V4.1 on one vLLM engine on this CPU, behind the gateway.
 
 Extra arguments go to the vLLM engine: `python -m tools.serve --port 8000 --max-model-len 512`.
 """
@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,10 +19,15 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from vllm_deepinfer.checkpoint.trained import NAME as MODEL
+from vllm_deepinfer.checkpoint.trained import trained_folder
+from vllm_deepinfer.errors import UserError
+
 ROOT = Path(__file__).resolve().parents[1]
-CHECKPOINT = ROOT / ".cache" / "tiny-v4.1"
-MODEL = "tiny-v4.1"
 HOST = "127.0.0.1"
+
+ENGINE = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "8192")
+"""Arguments of the engine; those of the command line follow and win."""
 
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -37,11 +41,12 @@ READY = f"""
 Ready. In another terminal:
 
   curl -N http://{HOST}:PORT/v1/chat/completions -H 'Content-Type: application/json' -d \\
-    '{{"model": "{MODEL}", "stream": true, "max_tokens": 32,
+    '{{"model": "{MODEL}", "stream": true, "max_tokens": 100, "temperature": 0,
       "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
 or the same through OpenAI's and Anthropic's clients (/v1/responses, /v1/messages), or a browser on
-http://{HOST}:PORT/status. The weights are random, so the answer is too. Ctrl-C stops the server.
+http://{HOST}:PORT/status. The model has 5 million parameters: it greets, calls a tool that you give it and
+writes JSON of what you say; its facts and sums are often wrong. Ctrl-C stops the server.
 """
 
 
@@ -69,26 +74,11 @@ def is_ready(port: int) -> bool:
         return False
 
 
-def make_checkpoint(program: Path) -> int:
-    """Write the tiny checkpoint unless a current one is there. Returns the exit status of what writes it."""
-    config = CHECKPOINT / "config.json"
-    sources = (ROOT / "vllm_deepinfer" / "checkpoint").glob("*.py")
-    if config.exists() and config.stat().st_mtime > max(path.stat().st_mtime for path in sources):
-        return 0
-    unfinished = CHECKPOINT.with_name("tiny-v4.1.new")  # a killed command leaves nothing that looks complete
-    for folder in (unfinished, CHECKPOINT):
-        shutil.rmtree(folder, ignore_errors=True)
-    status = subprocess.run([str(program), "tiny-checkpoint", str(unfinished)], check=False).returncode
-    if status == 0:
-        unfinished.rename(CHECKPOINT)
-    return status
-
-
-def serve(program: Path, port: int, arguments: list[str]) -> int:
+def serve(program: Path, checkpoint: Path, port: int, arguments: list[str]) -> int:
     """Run the gateway until it ends; say what to do once it is ready. Returns its exit status."""
-    command = [str(program), "gateway", "--model", str(CHECKPOINT), "--served-model-name", MODEL]
+    command = [str(program), "gateway", "--model", str(checkpoint), "--served-model-name", MODEL]
     command += ["--host", HOST, "--port", str(port), "--log-level", "warning"]
-    command += ["--engine-args", shlex.join(["--enforce-eager", *arguments])]
+    command += ["--engine-args", shlex.join([*ENGINE, *arguments])]
     # In a session of its own the server sees Ctrl-C once, from us, and not a second time from the terminal.
     server = subprocess.Popen(command, env=SETTINGS | os.environ, start_new_session=True)
     stop = Stop(server)
@@ -131,9 +121,9 @@ def end_group(server: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """Exit status: the server's, or 2 for a port that cannot be used."""
+    """Exit status: the server's, or 2 for a port that cannot be used or a checkpoint that is not there."""
     parser = argparse.ArgumentParser(
-        prog="make serve-one", description="the gateway on a tiny DeepSeek-V4.1 checkpoint"
+        prog="make serve-one", description="the gateway on the small trained DeepSeek-V4.1"
     )
     parser.add_argument("--port", type=int, default=8000)
     options, arguments = parser.parse_known_args()
@@ -141,8 +131,12 @@ def main() -> int:
     if problem:
         print(f"make serve-one: {problem}", file=sys.stderr)
         return 2
-    program = Path(sys.executable).with_name("vllm-deepinfer")
-    return make_checkpoint(program) or serve(program, options.port, arguments)
+    try:
+        checkpoint = trained_folder()
+    except UserError as error:
+        print(f"make serve-one: {error}.", file=sys.stderr)
+        return 2
+    return serve(Path(sys.executable).with_name("vllm-deepinfer"), checkpoint, options.port, arguments)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from vllm_deepinfer.recipes.checkpoints import ensure_checkpoint
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.ray,
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed."),

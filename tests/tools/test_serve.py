@@ -1,4 +1,4 @@
-"""`make serve-one`: a taken port is told at once, the checkpoint is whole or absent, the end is ours."""
+"""`make serve-one`: a taken port and a missing checkpoint are told at once, the end is ours."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_a_number_that_is_no_port(port: int) -> None:
     assert serve.free_port(port) == f"Port {port} is not between 1 and 65535."
 
 
-def test_main_refuses_a_taken_port_before_it_writes_a_checkpoint(
+def test_main_refuses_a_taken_port_before_it_starts_a_server(
     listener: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serve, "make_checkpoint", lambda program: pytest.fail("wrote a checkpoint"))
+    monkeypatch.setattr(serve, "serve", lambda *_: pytest.fail("started a server"))
     monkeypatch.setattr(sys, "argv", ["serve", "--port", str(listener)])
     assert serve.main() == 2
     assert capsys.readouterr().err.startswith(f"make serve-one: Port {listener} of 127.0.0.1 is taken")
@@ -78,49 +78,14 @@ def test_ready_is_a_health_check_that_answers_200(monkeypatch: pytest.MonkeyPatc
         server.shutdown()
 
 
-@pytest.fixture
-def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program in the place of `vllm-deepinfer` that writes a checkpoint and counts how often it ran."""
-    monkeypatch.setattr(serve, "ROOT", tmp_path)
-    monkeypatch.setattr(serve, "CHECKPOINT", tmp_path / ".cache" / "tiny-v4.1")
-    source = tmp_path / "vllm_deepinfer" / "checkpoint" / "a.py"
-    source.parent.mkdir(parents=True)
-    source.touch()
-    os.utime(source, (1, 1))
-    program = tmp_path / "vllm-deepinfer"
-    program.write_text(
-        '#!/bin/sh\nmkdir -p "$2" && echo $1 > "$2/config.json" && echo run >> runs\nexit ${FAIL:-0}\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    return program
-
-
-def runs() -> int:
-    return Path("runs").read_text().count("run")
-
-
-def test_the_checkpoint_is_written_once(writer: Path) -> None:
-    assert [serve.make_checkpoint(writer) for _ in range(2)] == [0, 0]
-    assert (serve.CHECKPOINT / "config.json").read_text() == "tiny-checkpoint\n"
-    assert runs() == 1
-
-
-def test_a_changed_writer_writes_it_again(writer: Path) -> None:
-    serve.make_checkpoint(writer)
-    changed = Path("vllm_deepinfer/checkpoint/a.py")
-    os.utime(changed, (time.time() + 10, time.time() + 10))
-    serve.make_checkpoint(writer)
-    assert runs() == 2
-
-
-def test_a_failed_write_leaves_no_checkpoint(writer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIL", "2")
-    assert serve.make_checkpoint(writer) == 2
-    assert not serve.CHECKPOINT.exists()
-    monkeypatch.delenv("FAIL")
-    assert serve.make_checkpoint(writer) == 0
-    assert [path.name for path in serve.CHECKPOINT.parent.iterdir()] == ["tiny-v4.1"]
+def test_without_the_trained_checkpoint_it_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_DEEPINFER_TRAINED", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["serve", "--port", str(unused_port())])
+    assert serve.main() == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"make serve-one: {tmp_path} has no config.json") and told.count("\n") == 1
 
 
 SERVER = """#!{python}
@@ -145,10 +110,10 @@ def test_serve_says_what_to_curl_and_ends_with_the_servers_status(
     program.write_text(SERVER.format(python=sys.executable))
     program.chmod(0o755)
     port = unused_port()
-    assert serve.serve(program, port, ["--max-model-len", "512"]) == 7
+    assert serve.serve(program, tmp_path, port, ["--max-model-len", "512"]) == 7
     shown = capfd.readouterr().out
-    assert f"arguments gateway --model {serve.CHECKPOINT} --served-model-name tiny-v4.1" in shown
-    assert "--engine-args --enforce-eager --max-model-len 512" in shown
+    assert f"arguments gateway --model {tmp_path} --served-model-name tiny-v4.1" in shown
+    assert "--engine-args --enforce-eager --dtype float32 --max-model-len 8192 --max-model-len 512" in shown
     assert f"curl -N http://127.0.0.1:{port}/v1/chat/completions" in shown
 
 
@@ -159,7 +124,7 @@ def test_a_server_that_dies_at_once_is_not_called_ready(
     program = tmp_path / "vllm-deepinfer"
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
-    assert serve.serve(program, unused_port(), []) == 3
+    assert serve.serve(program, tmp_path, unused_port(), []) == 3
     assert "Ready" not in capfd.readouterr().out
 
 
@@ -176,7 +141,7 @@ def test_nothing_of_a_dead_server_is_left(tmp_path: Path, monkeypatch: pytest.Mo
     program = tmp_path / "vllm-deepinfer"
     program.write_text(LEAVES_A_CHILD)
     program.chmod(0o755)
-    assert serve.serve(program, unused_port(), []) == 3
+    assert serve.serve(program, tmp_path, unused_port(), []) == 3
     stat = Path(f"/proc/{Path('child').read_text().strip()}/stat")
     deadline = time.monotonic() + 30
     while stat.exists() and stat.read_text().split()[2] != "Z":
@@ -209,7 +174,7 @@ def start(folder: Path, ready: bool, ends: bool) -> subprocess.Popen[str]:
     )
     program.chmod(0o755)
     imports = "from tools import serve; from pathlib import Path; import sys;"
-    code = f"{imports} sys.exit(serve.serve(Path({str(program)!r}), {unused_port()}, []))"
+    code = f"{imports} sys.exit(serve.serve(Path({str(program)!r}), Path(), {unused_port()}, []))"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
