@@ -38,7 +38,11 @@ def _train(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the states and the result.")],
     seed: Annotated[int, typer.Option(help="Of weights and documents.")] = 0,
     steps: Annotated[int, typer.Option(help="Steps of the backbone, 4,096 tokens each.")] = 2400,
-    draft_steps: Annotated[int, typer.Option(help="Steps of the drafter.")] = 900,
+    draft_steps: Annotated[int, typer.Option(help="Steps of the drafter.")] = 1600,
+    backbone: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Train only a drafter, for this checkpoint's backbone."),
+    ] = None,
     processes: Annotated[int, typer.Option(help="Processes of one thread: 1, 2, 4 or 8.")] = 2,
     compile_: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the model's functions (needs g++).")
@@ -60,7 +64,7 @@ def _train(
         raise TrainError(f"--processes is {processes}: write 1, 2, 4 or 8, so that rows can be shared out")
     if not 0 < save_minutes < math.inf:
         raise TrainError(f"--save-minutes is {save_minutes}: write a positive number")
-    order = Order(out, seed, steps, draft_steps, save_minutes * 60)
+    order = Order(out, seed, steps, draft_steps, save_minutes * 60, backbone)
     with _locked(out):
         print(_together(order, processes, compile_))
 

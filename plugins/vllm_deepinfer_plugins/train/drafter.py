@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from ..draft.blocks import Drafter
@@ -35,7 +38,8 @@ class DrafterTraining(Training):
     def __init__(
         self, drafter: Drafter, backbone: Backbone, run: Run, schedule: Schedule, rates: Rates = RATES
     ) -> None:
-        super().__init__(drafter, drafter.config.o_groups, run, schedule, rates)
+        beside = {"backbone": fingerprint(backbone)}
+        super().__init__(drafter, drafter.config.o_groups, run, schedule, rates, beside)
         self.drafter, self.backbone = drafter, backbone.requires_grad_(False)
         self.taps = drafter.config.dspark_target_layer_ids
 
@@ -70,6 +74,15 @@ class DrafterTraining(Training):
             "length": expected_length(loss.accepted),
         }
         return {name: value / world() for name, value in figures.items()}
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Sixteen digits that another backbone would not have."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(value.detach().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def choose_anchors(targets: torch.Tensor, size: int, seed: tuple[int, ...], count: int) -> torch.Tensor:

@@ -24,6 +24,7 @@ from vllm_deepinfer.checkpoint.verify import SINGLE, verify_headers
 from vllm_deepinfer.checkpoint.weights import stored_arrays, stored_headers
 
 from ..draft.blocks import Drafter
+from ..draft.load import PREFIX
 from ..model.backbone import Backbone
 
 _EXPERT = re.compile(r"(.*\.ffn\.experts)\.(\d+)\.w([123])\.weight")
@@ -66,6 +67,21 @@ def export(
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return sum(header.nbytes for header in headers.values())
+
+
+@torch.no_grad()
+def round_as_stored(backbone: Backbone, fields: dict[str, Any], encoding: Encoding = "bf16") -> None:
+    """Give a backbone the values that `export` would write and a loader read again, in place.
+
+    A drafter that learns behind such a backbone learns with the target that it will have, and gets the same
+    weights whether the backbone was trained just now or comes from a folder.
+    """
+    config = V41Config.from_dict(fields)
+    found = dict(backbone.named_parameters())
+    for name, entry in entries(config):
+        if not name.startswith(PREFIX) and stored_headers(name, entry, encoding)[name].dtype == "BF16":
+            value = _value(name, found)
+            value.copy_(value.bfloat16())
 
 
 def _arrays(

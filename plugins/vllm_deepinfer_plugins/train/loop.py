@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ class Training(ABC):
     Args:
         model: Whose parameters are trained and saved.
         groups: ``o_groups`` of the config.
+        beside: Further settings that must be the same for a training to go on.
 
     Raises:
         CheckpointError: The folder's state is another model's, or was begun with other settings.
@@ -67,11 +69,19 @@ class Training(ABC):
 
     NAME = ""
 
-    def __init__(self, model: nn.Module, groups: int, run: Run, schedule: Schedule, rates: Rates) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: int,
+        run: Run,
+        schedule: Schedule,
+        rates: Rates,
+        beside: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.model, self.options, self.schedule = model, run, schedule
         self.file = run.folder / f"{self.NAME}.safetensors"
         self.optimizer = Optimizer(model.named_parameters(), groups, rates)
-        self.settings = settings_of(run, schedule, rates)
+        self.settings = settings_of(run, schedule, rates) | dict(beside)
         self.step, self.seconds = 0, 0.0
         self.curve: list[dict[str, float]] = []
         if self.file.is_file():

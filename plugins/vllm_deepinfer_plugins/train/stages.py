@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,19 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from vllm_deepinfer.checkpoint.config import V41Config
+from vllm_deepinfer.checkpoint.errors import CheckpointError
 from vllm_deepinfer.checkpoint.tokenizer import PAD
 from vllm_deepinfer.lessons.stream import MIX, Document, DocumentKind, documents
 from vllm_deepinfer.lessons.vocabulary import tokenizer
 
+from ..draft.load import check
+from ..model.backbone import Backbone
+from ..model.weights import load_backbone
 from .backbone import BackboneTraining
 from .chart import svg
 from .drafter import DrafterTraining
-from .export import export
+from .export import export, round_as_stored
 from .loop import Report, Run, Training
 from .ranks import rank, world
 from .schedule import Schedule
@@ -41,18 +46,18 @@ LATER: Mapping[DocumentKind, float] = {
 }
 """Shares of tokens in the second half: by then lessons of a few templates have under 0.5 bits per token."""
 DRAFTED: Mapping[DocumentKind, float] = {
-    "code": 0.32,
+    "code": 0.45,
     "prose": 0.06,
-    "tools": 0.22,
-    "json": 0.12,
-    "recall": 0.02,
-    "retrieval": 0.04,
-    "copy": 0.04,
-    "arithmetic": 0.08,
-    "reasoning": 0.03,
-    "chat": 0.07,
+    "tools": 0.18,
+    "json": 0.10,
+    "recall": 0.01,
+    "retrieval": 0.03,
+    "copy": 0.03,
+    "arithmetic": 0.06,
+    "reasoning": 0.02,
+    "chat": 0.06,
 }
-"""Shares of tokens for the drafter: most of what it is asked for is structured."""
+"""Shares of tokens for the drafter: code takes longest, and most else that it is asked for is structured."""
 _OTHER_TEXTS = 7919
 """Added to the seed for the drafter: it learns on documents that the backbone has not seen."""
 CHECKPOINT, FIGURES = "checkpoint", "figures.json"
@@ -69,13 +74,15 @@ class Order:
     Attributes:
         out: The folder of states and results.
         steps: Of the backbone. draft_steps: of the drafter.
+        backbone: A checkpoint folder whose backbone gets a drafter; none is trained then.
     """
 
     out: Path
     seed: int = 0
     steps: int = 2400
-    draft_steps: int = 900
+    draft_steps: int = 1600
     save_every: float = 180.0
+    backbone: Path | None = None
 
 
 def train(order: Order, report: StageReport) -> Path:
@@ -85,30 +92,52 @@ def train(order: Order, report: StageReport) -> Path:
         The checkpoint's folder.
 
     Raises:
-        CheckpointError: The folder's state is of another training.
+        ConfigError, CheckpointError: The folder's state is of another training, or the given backbone is of
+            no use.
         NotFiniteError: The loss is no number.
     """
     words = tokenizer()
-    fields = config_fields(words, OPTIONS)
-    source = partial(taught, words, order.steps // 2)
-    run = Run(order.out, source, order.seed, PAD, save_every=order.save_every)
-    backbone = build_backbone(fields, words, order.seed)
-    first = BackboneTraining(backbone, run, Schedule(order.steps))
-    first.run(_of(report, first))
+    if order.backbone is None:
+        fields = config_fields(words, OPTIONS)
+        source = partial(taught, words, order.steps // 2)
+        run = Run(order.out, source, order.seed, PAD, save_every=order.save_every)
+        backbone = build_backbone(fields, words, order.seed)
+        first = BackboneTraining(backbone, run, Schedule(order.steps))
+        first.run(_of(report, first))
+        round_as_stored(backbone, fields)
+        figures = {first.NAME: figures_of(first)}
+        _chart(order, first)
+    else:
+        fields, backbone = given(order.backbone, words)
+        figures = _figures_beside(order.backbone)
+    run = Run(order.out, partial(drafted, words), order.seed + _OTHER_TEXTS, PAD, save_every=order.save_every)
     drafter = build_drafter(fields, order.seed)
-    fresh = replace(run, source=partial(drafted, words), seed=order.seed + _OTHER_TEXTS)
-    second = DrafterTraining(drafter, backbone, fresh, draft_schedule(order.draft_steps))
+    second = DrafterTraining(drafter, backbone, run, draft_schedule(order.draft_steps))
     second.run(_of(report, second))
     folder = order.out / CHECKPOINT
     if rank() == 0:
         size = export(folder, fields, words, backbone, drafter)
-        write_figures(folder, [first, second], size)
-        for stage in (first, second):
-            name, axis = _CHARTS[stage.NAME]
-            points = [(point["step"], point[name]) for point in stage.curve]
-            chart = svg(f"{stage.NAME}, seed {order.seed}", points, x="step", y=axis)
-            (order.out / f"{stage.NAME}.svg").write_text(chart, encoding="utf-8")
+        write_figures(folder, figures | {second.NAME: figures_of(second)}, size)
+    _chart(order, second)
     return folder
+
+
+def given(folder: Path, words: Tokenizer) -> tuple[dict[str, Any], Backbone]:
+    """Fields and backbone of a checkpoint folder that is to get a drafter.
+
+    Raises:
+        ConfigError, CheckpointError: It cannot be read, announces no drafter, or has other tokens.
+    """
+    config = V41Config.load(folder)
+    check(config.text_config)
+    backbone = load_backbone(folder)
+    if Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() != words.get_vocab():
+        raise CheckpointError(
+            f"{folder}/tokenizer.json has other tokens than the lessons: name a folder that this command made"
+        )
+    fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    round_as_stored(backbone, fields)
+    return fields, backbone
 
 
 def taught(words: Tokenizer, later: int, seed: int, step: int) -> Iterator[Document]:
@@ -126,28 +155,46 @@ def draft_schedule(steps: int) -> Schedule:
     return Schedule(steps, lengths=((0.0, 512),), sparse=0.0)
 
 
-def write_figures(folder: Path, stages: list[Training], weight_bytes: int) -> None:
-    """How the weights came about, beside them: settings, curves, wall time, machine."""
-    found: dict[str, Any] = {
-        stage.NAME: {
-            "settings": stage.settings,
-            "steps": stage.step,
-            "tokens": stage.step * stage.schedule.tokens,
-            "seconds": round(stage.seconds, 1),
-            "parameters": sum(value.numel() for value in stage.model.parameters()),
-            "curve": [{name: _short(value) for name, value in point.items()} for point in stage.curve],
-        }
-        for stage in stages
+def figures_of(stage: Training) -> dict[str, Any]:
+    """How a stage's weights came about: settings, curve, wall time."""
+    return {
+        "settings": stage.settings,
+        "steps": stage.step,
+        "tokens": stage.step * stage.schedule.tokens,
+        "seconds": round(stage.seconds, 1),
+        "parameters": sum(value.numel() for value in stage.model.parameters()),
+        "curve": [{name: _short(value) for name, value in point.items()} for point in stage.curve],
     }
-    found["weight_bytes"] = weight_bytes
-    found["machine"] = {
+
+
+def write_figures(folder: Path, stages: Mapping[str, Any], weight_bytes: int) -> None:
+    """How the weights came about, beside them: the stages by name, and the machine."""
+    machine = {
         "cores": os.cpu_count(),
         "processes": world(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+    found = {**stages, "weight_bytes": weight_bytes, "machine": machine}
     text = json.dumps({"training": found}, indent=1) + "\n"
     (folder / FIGURES).write_text(text, encoding="utf-8")
+
+
+def _figures_beside(folder: Path) -> dict[str, Any]:
+    """What a folder's figures say of its backbone, if it has any."""
+    try:
+        found = json.loads((folder / FIGURES).read_text(encoding="utf-8"))["training"]
+        return {BackboneTraining.NAME: found[BackboneTraining.NAME]}
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def _chart(order: Order, stage: Training) -> None:
+    if rank() == 0:
+        name, axis = _CHARTS[stage.NAME]
+        points = [(point["step"], point[name]) for point in stage.curve]
+        chart = svg(f"{stage.NAME}, seed {order.seed}", points, x="step", y=axis)
+        (order.out / f"{stage.NAME}.svg").write_text(chart, encoding="utf-8")
 
 
 def _short(value: float) -> float:

@@ -13,9 +13,21 @@ import torch
 from vllm_deepinfer_plugins.draft.load import load_drafter
 from vllm_deepinfer_plugins.model.weights import load_backbone
 from vllm_deepinfer_plugins.train import command, stages
+from vllm_deepinfer_plugins.train.export import export
 from vllm_deepinfer_plugins.train.schedule import Schedule
+from vllm_deepinfer_plugins.train.shape import config_fields
 
-from tests.plugins.train.tiny import OPTIONS, TOKENIZER, assert_same, source, weights
+from tests.plugins.train.tiny import (
+    FIELDS,
+    OPTIONS,
+    TOKENIZER,
+    assert_same,
+    backbone,
+    drafter,
+    source,
+    weights,
+)
+from vllm_deepinfer.lessons.vocabulary import tokenizer
 
 _NO_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
 
@@ -67,6 +79,55 @@ def test_from_nothing_to_a_checkpoint(
     assert_same(before, weights(load_backbone(out / "checkpoint")))
     code, last = call(monkeypatch, capsys, str(out), "--steps", "11", *options[2:])
     assert code == 2 and "was begun with other settings" in last and "name another folder" in last
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_drafter_for_a_backbone_that_is_there_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The drafter is the one that the whole training gave, and the backbone and what is said of it stay."""
+    options = ("--draft-steps", "10", "--processes", "1", "--seed", "3")
+    whole, alone = tmp_path / "whole", tmp_path / "alone"
+    assert call(monkeypatch, capsys, str(whole), "--steps", "10", *options)[0] == 0
+    given = str(whole / "checkpoint")
+    assert call(monkeypatch, capsys, str(alone), "--backbone", given, *options)[0] == 0
+    for load in (load_backbone, load_drafter):
+        assert_same(weights(load(whole / "checkpoint")), weights(load(alone / "checkpoint")))
+    first, second = (
+        json.loads((out / "checkpoint" / "figures.json").read_text())["training"] for out in (whole, alone)
+    )
+    assert first["backbone"] == second["backbone"] and not (alone / "backbone.safetensors").exists()
+    assert first["drafter"]["settings"] == second["drafter"]["settings"]
+
+    # Another backbone is another training; one without figures has nothing said of it.
+    other = tmp_path / "other"
+    assert call(monkeypatch, capsys, str(other), "--steps", "20", *options)[0] == 0
+    (other / "checkpoint" / "figures.json").unlink()
+    code, last = call(monkeypatch, capsys, str(alone), "--backbone", str(other / "checkpoint"), *options)
+    assert code == 2 and "was begun with other settings" in last
+    third = tmp_path / "third"
+    assert call(monkeypatch, capsys, str(third), "--backbone", str(other / "checkpoint"), *options)[0] == 0
+    assert "backbone" not in json.loads((third / "checkpoint" / "figures.json").read_text())["training"]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_backbones_that_are_of_no_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(folder: Path) -> str:
+        code, last = call(
+            monkeypatch, capsys, str(tmp_path / "out"), "--backbone", str(folder), "--processes", "1"
+        )
+        assert code == 2
+        return last
+
+    assert str(tmp_path / "nothing") in refused(tmp_path / "nothing")
+    undrafted = OPTIONS.model_copy(update={"dspark_blocks": 0})
+    export(tmp_path / "undrafted", config_fields(TOKENIZER, undrafted), TOKENIZER, backbone(), None)
+    assert "num_nextn_predict_layers is 0" in refused(tmp_path / "undrafted")
+    export(tmp_path / "x", FIELDS, TOKENIZER, backbone(), drafter())
+    monkeypatch.setattr(stages, "tokenizer", tokenizer)
+    assert "has other tokens than the lessons" in refused(tmp_path / "x")
 
 
 @pytest.mark.parametrize(

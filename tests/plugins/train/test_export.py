@@ -8,7 +8,7 @@ import pytest
 import torch
 from vllm_deepinfer_plugins.draft.load import load_drafter
 from vllm_deepinfer_plugins.model.weights import load_backbone
-from vllm_deepinfer_plugins.train.export import export
+from vllm_deepinfer_plugins.train.export import export, round_as_stored
 
 from tests.plugins.train.tiny import FIELDS, TOKENIZER, assert_same, backbone, drafter, weights
 from vllm_deepinfer.checkpoint.config import V41Config
@@ -40,6 +40,19 @@ def test_other_encodings_are_near(tmp_path: Path, encoding: str, tolerance: floa
     for name, value in weights(load_backbone(tmp_path / "x")).items():
         truth = model.get_parameter(name)
         assert (value - truth).norm() <= tolerance * truth.norm() + 1e-6, name
+
+
+def test_a_rounded_backbone_is_the_one_that_is_stored(tmp_path: Path) -> None:
+    """Whoever learns behind it has the target that will be loaded; rounding again changes nothing."""
+    model, untouched = backbone(), weights(backbone())
+    export(tmp_path / "x", FIELDS, TOKENIZER, model, drafter())
+    round_as_stored(model, FIELDS)
+    stored = weights(load_backbone(tmp_path / "x"))
+    assert_same(weights(model), stored)
+    assert any(not torch.equal(value, stored[name]) for name, value in untouched.items())
+    assert any(torch.equal(value, stored[name]) for name, value in untouched.items() if value.ndim == 1)
+    round_as_stored(model, FIELDS)
+    assert_same(weights(model), stored)
 
 
 def test_an_older_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:

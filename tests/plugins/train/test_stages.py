@@ -37,7 +37,7 @@ def test_figures_say_how_the_weights_came_about(tmp_path: Path) -> None:
     training = BackboneTraining(backbone(), run(tmp_path), SCHEDULE)
     training.step, training.seconds = 10, 12.345
     training.curve = [{"step": 10, "bits": 2.123456, "divergence": 0.5, "speed": 1000.0}]
-    stages.write_figures(tmp_path, [training], 1234)
+    stages.write_figures(tmp_path, {"backbone": stages.figures_of(training)}, 1234)
     found = json.loads((tmp_path / "figures.json").read_text())["training"]
     own = found["backbone"]
     assert (own["steps"], own["tokens"], own["seconds"]) == (10, 10 * 128, 12.3)
