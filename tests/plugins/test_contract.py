@@ -113,6 +113,7 @@ def test_the_products_that_packing_uses() -> None:
     assert _parameters(_custom_ops.create_onednn_mm) == ["weight", "primitive_cache_size"]
     assert _parameters(_custom_ops.onednn_mm) == ["dnnl_handler", "x", "bias"]
     assert isinstance(_custom_ops._supports_onednn, bool)
+    assert isinstance(torch.ops.mkldnn._is_mkldnn_bf16_supported(), bool)
 
 
 def test_pytorch_s_blocked_attention_returns_the_log_of_the_sums() -> None:

@@ -23,8 +23,22 @@ from . import v4_metadata as metadata
 _MLA = "vllm.v1.attention.backends.mla"
 
 
+def runs_here() -> bool:
+    """Whether vLLM's class has its kernels: its build for x86 without AVX-512 leaves them out."""
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    return hasattr(torch.ops._C, "convert_weight_packed")
+
+
 def apply() -> None:
-    """Repair this process, before its engine is made. Idempotent."""
+    """Repair this process, before its engine is made. Idempotent.
+
+    Raises:
+        RuntimeError: The class cannot run on this CPU.
+    """
+    if not runs_here():
+        raise RuntimeError("vLLM's DeepSeek-V4 class needs a CPU with AVX-512: measure on another machine")
     from vllm.models.deepseek_v4.cpu.cpu_mla import DeepseekV4CPUSparseSWAMetadataBuilder
     from vllm.triton_utils.dispatcher import register_kernels
     from vllm.v1.attention.backends.mla.sparse_swa import ComputeSWAIndicesAndLensKernel

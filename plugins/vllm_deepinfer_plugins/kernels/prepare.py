@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import torch
 from prometheus_client import Counter
 from vllm.logger import init_logger
 
@@ -22,12 +23,16 @@ def fallbacks() -> Counter:
 def prepare_kernels(*, wanted: bool) -> bool:
     """Compile the kernels, once per machine, in the process that reads an engine's config.
 
-    If that fails, `/metrics` says so in ``deepinfer_fallbacks_total``; the engine itself warns.
+    If that fails, or oneDNN has no bfloat16 products here, `/metrics` says so in
+    ``deepinfer_fallbacks_total``; the engine itself warns.
 
     Returns:
         Whether they are there.
     """
     counter = fallbacks().labels(part="native_kernels")
+    products = fallbacks().labels(part="onednn_products")
+    if not has_onednn_products():
+        products.inc()
     if not wanted:
         return False
     try:
@@ -38,8 +43,21 @@ def prepare_kernels(*, wanted: bool) -> bool:
     return True
 
 
+@cache
+def has_onednn_products() -> bool:
+    """Whether vLLM's oneDNN multiplies in bfloat16: x86 without AVX-512 cannot, and raises if asked."""
+    from vllm import _custom_ops
+
+    return bool(_custom_ops._supports_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def load_or_warn() -> Kernels | None:
     """The kernels, turned on in this process; or None and one warning that says what is missing."""
+    if not has_onednn_products():
+        logger.warning_once(
+            "this CPU has no bfloat16 products of oneDNN (x86 needs AVX-512): what our kernels do not take "
+            "runs on PyTorch's own, slower"
+        )
     try:
         return load()
     except (BuildError, OSError) as error:

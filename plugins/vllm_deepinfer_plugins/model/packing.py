@@ -2,7 +2,8 @@
 
 `F.linear` looks for a kernel and reorders the weight each time: with AMX, weight 512 × 512, one thread and
 one row, 61 µs against 14 packed. The packed form is that of our own kernels; a weight whose sides are no
-multiples of 32 goes to oneDNN through vLLM, and so do all of them where the kernels cannot be compiled.
+multiples of 32 goes to oneDNN through vLLM, and so do all of them where the kernels cannot be compiled. Where
+oneDNN has no such product (x86 without AVX-512), what the kernels do not take stays with `F.linear`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from ..kernels import Kernels
+from ..kernels.prepare import has_onednn_products
 from .layers import GroupedLinear, Linear, Product
 from .moe import MoE, RoutedExperts
 
@@ -36,7 +38,7 @@ def pack(model: nn.Module, kernels: Kernels | None) -> None:
             if weight.shape[0] // module.groups % 32 == 0 and weight.shape[1] % 32 == 0:
                 module.packed = _native(weight, kernels, arena, groups=module.groups)
                 module.weight.data = weight.new_empty(0)
-        elif isinstance(module, RoutedExperts) and module.gate_up.numel() and _has_onednn():
+        elif isinstance(module, RoutedExperts) and module.gate_up.numel() and has_onednn_products():
             pairs = zip(module.gate_up.data, module.down.data, strict=True)
             module.packed = [(_product(gate_up), _product(down)) for gate_up, down in pairs]
             module.gate_up.data = module.gate_up.new_empty(0)
@@ -52,7 +54,7 @@ def _pack_linear(module: Linear, kernels: Kernels | None, arena: Arena) -> None:
         # A float32 projection whose weight bfloat16 holds exactly, as a released one does: in a bfloat16
         # model its input is bfloat16 too, so the same products are summed in float32 from half the bytes.
         module.packed = _native(narrow, kernels, arena, wide=weight.dtype == torch.float32)
-    elif weight.dtype == torch.bfloat16 and _has_onednn():
+    elif weight.dtype == torch.bfloat16 and has_onednn_products():
         module.packed = _product(weight)
     else:
         return
@@ -127,12 +129,6 @@ class Arena:
         address, length = ctypes.c_void_p(space.data_ptr()), ctypes.c_size_t(whole)
         ctypes.CDLL(None).madvise(address, length, self._MADV_HUGEPAGE)
         return space
-
-
-def _has_onednn() -> bool:
-    from vllm import _custom_ops
-
-    return bool(_custom_ops._supports_onednn)
 
 
 def _product(weight: torch.Tensor) -> Product:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -24,13 +25,25 @@ from vllm_deepinfer.errors import UserError
 
 from . import compiled
 from .loop import NotFiniteError
-from .stages import Order, train
+from .stages import Order, quickest_dtype, train
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class TrainError(UserError):
     """A training that cannot begin or go on."""
+
+
+class Precision(StrEnum):
+    """What activations and products have; weights are float32 in any case."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+    def chosen(self) -> torch.dtype:
+        """The dtype."""
+        return quickest_dtype() if self is Precision.AUTO else getattr(torch, self.value)
 
 
 @app.command()
@@ -43,6 +56,9 @@ def _train(
         Path | None,
         typer.Option(metavar="FOLDER", help="Train only a drafter, for this checkpoint's backbone."),
     ] = None,
+    dtype: Annotated[
+        Precision, typer.Option(help="Of activations and products; auto is what this machine is quick at.")
+    ] = Precision.AUTO,
     processes: Annotated[int, typer.Option(help="Processes of one thread: 1, 2, 4 or 8.")] = 2,
     compile_: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the model's functions (needs g++).")
@@ -64,7 +80,7 @@ def _train(
         raise TrainError(f"--processes is {processes}: write 1, 2, 4 or 8, so that rows can be shared out")
     if not 0 < save_minutes < math.inf:
         raise TrainError(f"--save-minutes is {save_minutes}: write a positive number")
-    order = Order(out, seed, steps, draft_steps, save_minutes * 60, backbone)
+    order = Order(out, seed, steps, draft_steps, save_minutes * 60, dtype.chosen(), backbone)
     with _locked(out):
         print(_together(order, processes, compile_))
 

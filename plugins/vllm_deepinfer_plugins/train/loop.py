@@ -169,6 +169,7 @@ def settings_of(run: Run, schedule: Schedule, rates: Rates) -> dict[str, Any]:
     return {
         "seed": run.seed,
         "processes": world(),
+        "dtype": str(run.dtype).removeprefix("torch."),
         "schedule": listed,
         "rates": asdict(rates) | {"betas": list(rates.betas)},
     }

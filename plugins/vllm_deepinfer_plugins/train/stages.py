@@ -74,6 +74,7 @@ class Order:
     Attributes:
         out: The folder of states and results.
         steps: Of the backbone. draft_steps: of the drafter.
+        dtype: What activations and products have.
         backbone: A checkpoint folder whose backbone gets a drafter; none is trained then.
     """
 
@@ -82,6 +83,7 @@ class Order:
     steps: int = 2400
     draft_steps: int = 1600
     save_every: float = 180.0
+    dtype: torch.dtype = torch.bfloat16
     backbone: Path | None = None
 
 
@@ -99,8 +101,14 @@ def train(order: Order, report: StageReport) -> Path:
     words = tokenizer()
     if order.backbone is None:
         fields = config_fields(words, OPTIONS)
-        source = partial(taught, words, order.steps // 2)
-        run = Run(order.out, source, order.seed, PAD, save_every=order.save_every)
+        run = Run(
+            order.out,
+            partial(taught, words, order.steps // 2),
+            order.seed,
+            PAD,
+            order.dtype,
+            order.save_every,
+        )
         backbone = build_backbone(fields, words, order.seed)
         first = BackboneTraining(backbone, run, Schedule(order.steps))
         first.run(_of(report, first))
@@ -110,7 +118,8 @@ def train(order: Order, report: StageReport) -> Path:
     else:
         fields, backbone = given(order.backbone, words)
         figures = _figures_beside(order.backbone)
-    run = Run(order.out, partial(drafted, words), order.seed + _OTHER_TEXTS, PAD, save_every=order.save_every)
+    seed, source = order.seed + _OTHER_TEXTS, partial(drafted, words)
+    run = Run(order.out, source, seed, PAD, order.dtype, order.save_every)
     drafter = build_drafter(fields, order.seed)
     second = DrafterTraining(drafter, backbone, run, draft_schedule(order.draft_steps))
     second.run(_of(report, second))
@@ -120,6 +129,11 @@ def train(order: Order, report: StageReport) -> Path:
         write_figures(folder, figures | {second.NAME: figures_of(second)}, size)
     _chart(order, second)
     return folder
+
+
+def quickest_dtype() -> torch.dtype:
+    """Of activations and products: float32 on a CPU that emulates those in bfloat16 (x86 without AVX-512)."""
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
 
 
 def given(folder: Path, words: Tokenizer) -> tuple[dict[str, Any], Backbone]:

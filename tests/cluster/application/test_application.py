@@ -175,7 +175,6 @@ def test_a_stop_lets_running_answers_end_and_leaves_nothing(up: Running) -> None
     up.application.stop()
 
 
-@pytest.mark.long
 def test_a_pool_without_a_place_fails_in_time_and_the_next_start_works(tmp_path: Path) -> None:
     """A second start in one process, after the stop above."""
     file = written(tmp_path)

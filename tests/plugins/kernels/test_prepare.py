@@ -10,8 +10,26 @@ from prometheus_client import REGISTRY
 from vllm_deepinfer_plugins.kernels import prepare, suspended
 
 
-def seen() -> float:
-    return REGISTRY.get_sample_value("deepinfer_fallbacks_total", {"part": "native_kernels"}) or 0.0
+def seen(part: str = "native_kernels") -> float:
+    return REGISTRY.get_sample_value("deepinfer_fallbacks_total", {"part": part}) or 0.0
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["onednn", "no-onednn"])
+def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With oneDNN's bfloat16 products, and as on a CPU that has none."""
+    there = bool(request.param)
+    monkeypatch.setattr(prepare, "has_onednn_products", lambda: there)
+    return there
+
+
+def test_missing_products_are_counted_and_said(onednn: bool, caplog: pytest.LogCaptureFixture) -> None:
+    before = seen("onednn_products")
+    prepare.prepare_kernels(wanted=True)
+    assert seen("onednn_products") == before + (not onednn)
+    logging.getLogger("vllm").propagate = True
+    with suspended(), caplog.at_level(logging.WARNING):
+        prepare.load_or_warn()
+    assert ("AVX-512" in caplog.text) == (not onednn)
 
 
 @pytest.fixture
@@ -42,5 +60,5 @@ def test_without_a_compiler_it_is_counted_and_said_once(caplog: pytest.LogCaptur
     logging.getLogger("vllm").propagate = True
     with suspended(), caplog.at_level(logging.WARNING):
         assert prepare.load_or_warn() is None
-    (record,) = caplog.records
+    (record,) = (each for each in caplog.records if "oneDNN" not in each.getMessage())
     assert "no-such-compiler" in record.getMessage() and "slower" in record.getMessage()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from vllm_deepinfer_plugins.kernels import Kernels, load
+from vllm_deepinfer_plugins.kernels import Kernels, load, prepare
 from vllm_deepinfer_plugins.model import packing
 from vllm_deepinfer_plugins.model.layers import GroupedLinear, Linear
 from vllm_deepinfer_plugins.model.moe import MoE
@@ -22,10 +22,24 @@ def _kernels() -> None:
     current_platform.import_kernels()
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()
-    if not packing._has_onednn():
-        pytest.skip("vLLM's oneDNN products are not in this build")
 
 
+def _on_onednn() -> bool:
+    return prepare.has_onednn_products()
+
+
+@pytest.fixture
+def without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU without AVX-512, where asking for such a product raises."""
+
+    def refused(weight: torch.Tensor) -> None:
+        raise RuntimeError("could not create a primitive descriptor for the matmul primitive")
+
+    monkeypatch.setattr(packing, "has_onednn_products", lambda: False)
+    monkeypatch.setattr(packing, "_product", refused)
+
+
+@pytest.mark.skipif("not _on_onednn()", reason="oneDNN has no bfloat16 products on this CPU.")
 @pytest.mark.parametrize("rows", [1, 3, 32, 200])
 @pytest.mark.parametrize(("outputs", "inputs"), [(512, 128), (32, 32), (64, 1024), (4, 64), (20, 48)])
 def test_a_packed_product_is_the_plain_one(rows: int, outputs: int, inputs: int) -> None:
@@ -50,9 +64,24 @@ def test_packing_frees_the_weights_and_keeps_the_answers(native: bool) -> None:
     values, others = torch.randn(5, 64).to(torch.bfloat16), torch.randn(5, 48).to(torch.bfloat16)
     before, others_before = layer(values), odd(others)
     packing.pack(model, _kernels_or_none(native))
-    assert layer.weight.numel() == 0 and odd.weight.numel() == 0
+    assert (layer.weight.numel() == 0) == (native or _on_onednn())
+    assert (odd.weight.numel() == 0) == _on_onednn()
     assert torch.allclose(layer(values).float(), before.float(), rtol=2**-7, atol=2**-5)
     assert torch.allclose(odd(others).float(), others_before.float(), rtol=2**-7, atol=2**-5)
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("without_onednn")
+@pytest.mark.parametrize("native", [True, False])
+def test_without_onednn_the_rest_stays_as_it_is(native: bool) -> None:
+    layer, odd = Linear(64, 96, torch.bfloat16), Linear(48, 20, torch.bfloat16)
+    moe = MoE(text_config(moe_intermediate_size=32, swiglu_limit=1.0), torch.bfloat16, 8, 3)
+    values = torch.randn(5, 48).to(torch.bfloat16)
+    before = odd(values)
+    packing.pack(nn.ModuleList([layer, odd, moe]), _kernels_or_none(native))
+    assert torch.equal(odd(values), before) and odd.packed is None
+    assert (layer.packed is not None) == (moe.packed is not None) == native
+    assert (moe.experts.gate_up.numel() == 0) == native
 
 
 @torch.no_grad()
@@ -87,7 +116,8 @@ def test_experts_keep_their_answers(native: bool, tokens: int) -> None:
     ids, weights = moe.gate(x, None)
     before = moe(x, ids, weights, RowTiles())
     packing.pack(nn.ModuleList([moe]), _kernels_or_none(native))
-    assert moe.experts.gate_up.numel() == 0 and (moe.packed is not None) == native
+    assert (moe.experts.gate_up.numel() == 0) == (native or _on_onednn())
+    assert (moe.packed is not None) == native
     after = moe(x, ids, weights, RowTiles())
     assert torch.allclose(after.float(), before.float(), rtol=2**-6, atol=2**-6)
 

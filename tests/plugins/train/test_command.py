@@ -29,6 +29,7 @@ from tests.plugins.train.tiny import (
 )
 from vllm_deepinfer.lessons.vocabulary import tokenizer
 
+_PRECISIONS = "'auto', 'bfloat16', 'float32'"
 _NO_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
 
 
@@ -70,6 +71,8 @@ def test_from_nothing_to_a_checkpoint(
     found = json.loads((out / "checkpoint" / "figures.json").read_text())["training"]
     assert found["backbone"]["steps"] == 10 and found["backbone"]["tokens"] == 640
     assert found["drafter"]["curve"][0]["length"] >= 1 and found["backbone"]["settings"]["seed"] == 3
+    quick = "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+    assert found["backbone"]["settings"]["dtype"] == found["drafter"]["settings"]["dtype"] == quick
     assert found["backbone"]["parameters"] == sum(value.numel() for value in backbone.parameters())
     assert (out / "backbone.svg").read_text().startswith("<svg") and (out / "drafter.svg").is_file()
 
@@ -139,6 +142,10 @@ def test_backbones_that_are_of_no_use(
         (("--processes", "3"), "--processes is 3: write 1, 2, 4 or 8, so that rows can be shared out"),
         (("--save-minutes", "nan"), "--save-minutes is nan: write a positive number"),
         (("--stepz", "3"), "No such option: --stepz (Possible options: --help, --seed, --steps)"),
+        (
+            ("--dtype", "half"),
+            "Invalid value for '--dtype': 'half' is not one of 'auto', 'bfloat16', 'float32'.",
+        ),
         (("--steps", "many"), f"Invalid value for '--steps': {_NO_INTEGER}"),
     ],
 )
