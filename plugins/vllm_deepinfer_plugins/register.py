@@ -21,7 +21,7 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.platforms import current_platform
 
-    from . import cli_errors, orphans, ranks, seeds
+    from . import cli_errors, expansion, orphans, ranks, seeds
     from .model.config_hook import NATIVE_NAME, PORTABLE_NAME, V41ConfigHook, native_class_exists
     from .tokenizer import register_tokenizer
 
@@ -30,6 +30,7 @@ def register() -> None:
     register_tokenizer()
     if current_platform.is_cpu():
         seeds.install()
+        expansion.install()
         ranks.install()
         if torch.cpu._is_amx_tile_supported():
             torch.cpu._init_amx()

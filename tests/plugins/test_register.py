@@ -28,7 +28,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     import vllm.model_executor.models as models
     import vllm.platforms as platforms
     from vllm.model_executor.models import config
-    from vllm_deepinfer_plugins import cli_errors, ranks, seeds, tokenizer
+    from vllm_deepinfer_plugins import cli_errors, expansion, ranks, seeds, tokenizer
     from vllm_deepinfer_plugins.model import config_hook
     from vllm_deepinfer_plugins.verification import upstream
 
@@ -42,6 +42,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(config_hook, "current_platform", platform)
     monkeypatch.setattr(cli_errors, "install", lambda: world.calls.append("cli_errors"))
     monkeypatch.setattr(seeds, "install", lambda: world.calls.append("seeds"))
+    monkeypatch.setattr(expansion, "install", lambda: world.calls.append("expansion"))
     monkeypatch.setattr(ranks, "install", lambda: world.calls.append("ranks"))
     monkeypatch.setattr(upstream, "install", lambda: world.calls.append("upstream"))
     monkeypatch.setattr(tokenizer, "register_tokenizer", lambda: world.calls.append("tokenizer"))
@@ -86,7 +87,8 @@ def test_tile_permission_is_asked_for_on_a_cpu_with_amx(
     world.cpu, world.amx = cpu, amx
     plugin.register()
     assert world.calls.count("amx") == asked
-    assert world.calls.count("ranks") == world.calls.count("seeds") == cpu
+    for cure in ("ranks", "seeds", "expansion"):
+        assert world.calls.count(cure) == cpu
 
 
 def test_twice_is_once(world: SimpleNamespace) -> None:
