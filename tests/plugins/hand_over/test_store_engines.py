@@ -70,8 +70,9 @@ def test_two_engines_answer_what_one_does(kind: str, tmp_path: Path) -> None:
     ours = connectors(kind, store)
 
     async def main() -> None:
-        prefill = await started(path, kv_transfer_config=ours[0], **SETTINGS)
-        decode = await started(path, kv_transfer_config=ours[1], **SETTINGS)
+        prefill, decode = await asyncio.gather(
+            *(started(path, kv_transfer_config=config, **SETTINGS) for config in ours)
+        )
         pools = DisaggregatedEngine(prefill, decode)
         try:
             await pools.start()

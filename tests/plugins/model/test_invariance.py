@@ -35,7 +35,7 @@ def test_the_reference_depends_on_the_prompt(alone: list[list[int]]) -> None:
     assert all(len(set(tokens)) > 3 for tokens in alone)
 
 
-@pytest.mark.parametrize("batched", [33, 64, 200, 777, 4096])
+@pytest.mark.parametrize("batched", [33, 200, 4096])
 def test_all_together_in_chunks(path: Path, alone: list[list[int]], batched: int) -> None:
     with engines.engine(
         path, invariant=True, max_num_batched_tokens=batched, enable_prefix_caching=False
@@ -59,7 +59,7 @@ def test_one_token_at_a_time(path: Path, alone: list[list[int]]) -> None:
         ]
 
 
-@pytest.mark.parametrize("block_size", [2, 16, 48, 64, 256])
+@pytest.mark.parametrize("block_size", [2, 48, 256])
 def test_block_sizes_and_prefix_cache_cold_and_warm(
     path: Path, alone: list[list[int]], block_size: int
 ) -> None:
