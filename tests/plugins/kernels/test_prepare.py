@@ -19,6 +19,8 @@ def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     """With oneDNN's bfloat16 products, and as on a CPU that has none."""
     there = bool(request.param)
     monkeypatch.setattr(prepare, "has_onednn_products", lambda: there)
+    # Once in a process, and another test may have been the once.
+    monkeypatch.setattr(prepare.logger, "warning_once", prepare.logger.warning, raising=False)
     return there
 
 

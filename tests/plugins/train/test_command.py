@@ -29,7 +29,6 @@ from tests.plugins.train.tiny import (
 )
 from vllm_deepinfer.lessons.vocabulary import tokenizer
 
-_PRECISIONS = "'auto', 'bfloat16', 'float32'"
 _NO_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
 
 
@@ -144,7 +143,7 @@ def test_backbones_that_are_of_no_use(
         (("--stepz", "3"), "No such option: --stepz (Possible options: --help, --seed, --steps)"),
         (
             ("--dtype", "half"),
-            "Invalid value for '--dtype': 'half' is not one of 'auto', 'bfloat16', 'float32'.",
+            "Invalid value for '--dtype': Value error, 'half' is not one of 'auto', 'bfloat16', 'float32'.",
         ),
         (("--steps", "many"), f"Invalid value for '--steps': {_NO_INTEGER}"),
     ],
