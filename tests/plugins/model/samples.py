@@ -70,7 +70,7 @@ def assert_parity(reference: torch.Tensor, logits: torch.Tensor) -> None:
     """Mean KL ≤ 1e-5 and max ≤ 1e-3 nats, and the same choice where the reference's margin exceeds 0.05.
 
     The references were made with AVX-512. A CPU without it sums in another order, which decides some ties
-    between index scores the other way, and rows behind read what came of it: one in twelve may differ by more.
+    between index scores the other way, and rows behind read the result: one in twelve may differ by more.
     """
     assert logits.shape == reference.shape
     kl = divergence(reference, logits)
