@@ -132,11 +132,11 @@ def test_seeded_answers_repeat_when_everything_is_verified() -> None:
     """In other company too: how many drafts a step verifies follows nothing that was measured."""
     config = {"deepinfer": SETTINGS | {"verification": "everything"}}
     asked = dict(enumerate(prompts()))
-    drawn = {"temperature": 1.0, "seed": 11}
+    drawn = {"temperature": 1.6, "seed": 11}  # at 1 it is too sure for a seed to matter
     with opened(speculative_config=SPECULATION, additional_config=config, enable_prefix_caching=False) as llm:
         first = answered(llm, asked, **drawn)
         assert whole(answered(llm, asked, **drawn)) == whole(first)
         alone = [whole(answered(llm, {number: prompt}, **drawn))[number] for number, prompt in asked.items()]
         assert alone == whole(first)
-        assert whole(answered(llm, asked, temperature=1.0, seed=12)) != alone
+        assert whole(answered(llm, asked, temperature=1.6, seed=12)) != alone
     assert sum(len(step) > 2 for steps in first for step in steps) > COUNT
