@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from pathlib import Path
 
 import deepseek_recipe
 import pytest
@@ -194,3 +195,14 @@ def test_the_chat_endpoint_of_vllm_can_use_it(tmp_path: pytest.TempPathFactory) 
     assert loaded.decode(ids) == expected
     assert list(ids) == small_tokenizer().encode(expected).ids
     assert (loaded.bos_token_id, loaded.eos_token_id, loaded.pad_token_id, len(loaded)) == (0, 1, 2, 1024)
+
+
+def test_a_folder_whose_tokenizer_cannot_be_read(tmp_path: Path) -> None:
+    for text in (None, "{", "[]"):
+        if text is not None:
+            (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be used as a tokenizer \(") as caught:
+            module.tokenizer_of(tmp_path)
+        assert str(caught.value).endswith("put the checkpoint's own there")
+    module.small_tokenizer(512).save(str(tmp_path / "tokenizer.json"))
+    assert module.tokenizer_of(tmp_path).get_vocab_size() == 512

@@ -92,6 +92,21 @@ def released_tokenizer() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(document, ensure_ascii=False))
 
 
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint folder.
+
+    Raises:
+        ConfigError: There is none that can be read.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the tokenizers library raises nothing more special
+        raise ConfigError(
+            f"{path} cannot be used as a tokenizer ({error}): put the checkpoint's own there"
+        ) from None
+
+
 def tokenizer_files(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
     """The contents of tokenizer.json and tokenizer_config.json, as text by file name."""
     config = {

@@ -23,8 +23,8 @@ def fallbacks() -> Counter:
 def prepare_kernels(*, wanted: bool) -> bool:
     """Compile the kernels, once per machine, in the process that reads an engine's config.
 
-    If that fails, or oneDNN has no bfloat16 products here, `/metrics` says so in
-    ``deepinfer_fallbacks_total``; the engine itself warns.
+    If that fails, `/metrics` says so in ``deepinfer_fallbacks_total``, and the engine itself warns. Where
+    oneDNN has no bfloat16 products, both is done here.
 
     Returns:
         Whether they are there.
@@ -33,6 +33,10 @@ def prepare_kernels(*, wanted: bool) -> bool:
     products = fallbacks().labels(part="onednn_products")
     if not has_onednn_products():
         products.inc()
+        logger.warning_once(
+            "this CPU has no bfloat16 products of oneDNN (x86 needs AVX-512): what our kernels do not take "
+            "runs on PyTorch's own, slower"
+        )
     if not wanted:
         return False
     try:
@@ -48,16 +52,12 @@ def has_onednn_products() -> bool:
     """Whether vLLM's oneDNN multiplies in bfloat16: x86 without AVX-512 cannot, and raises if asked."""
     from vllm import _custom_ops
 
-    return bool(_custom_ops._supports_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    there = _custom_ops._supports_onednn and torch.backends.mkldnn.is_available()
+    return bool(there and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def load_or_warn() -> Kernels | None:
     """The kernels, turned on in this process; or None and one warning that says what is missing."""
-    if not has_onednn_products():
-        logger.warning_once(
-            "this CPU has no bfloat16 products of oneDNN (x86 needs AVX-512): what our kernels do not take "
-            "runs on PyTorch's own, slower"
-        )
     try:
         return load()
     except (BuildError, OSError) as error:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from tokenizers import Tokenizer
 from torch import nn
 
 from vllm_deepinfer.checkpoint.config import V41Config
 from vllm_deepinfer.checkpoint.engram import EngramHash
 from vllm_deepinfer.checkpoint.layout import verify_headers
+from vllm_deepinfer.checkpoint.tokenizer import tokenizer_of
 from vllm_deepinfer.checkpoint.verify import INDEX, SINGLE
 
 from .backbone import Backbone
@@ -148,7 +148,7 @@ def load_backbone(folder: Path | str, dtype: torch.dtype = torch.float32) -> Bac
     verify_headers(folder, config)
     hashes = None
     if config.text_config.engram_layer_ids:
-        hashes = EngramHash.build(config.text_config, Tokenizer.from_file(str(folder / "tokenizer.json")))
+        hashes = EngramHash.build(config.text_config, tokenizer_of(folder))
     model = Backbone(config.text_config, hashes, dtype)
     missing = {name for name, _ in model.named_parameters()} - load_into(model, read_tensors(folder), dtype)
     assert not missing, f"verify_headers let {sorted(missing)} pass"

@@ -25,7 +25,7 @@ from vllm_deepinfer.errors import UserError
 
 from . import compiled
 from .loop import NotFiniteError
-from .stages import Order, quickest_dtype, train
+from .stages import STEPS, Order, quickest_dtype, train
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -50,7 +50,9 @@ class Precision(StrEnum):
 def _train(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the states and the result.")],
     seed: Annotated[int, typer.Option(help="Of weights and documents.")] = 0,
-    steps: Annotated[int, typer.Option(help="Steps of the backbone, 4,096 tokens each.")] = 2400,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of the backbone, 4,096 tokens each.", show_default=str(STEPS))
+    ] = None,
     draft_steps: Annotated[int, typer.Option(help="Steps of the drafter.")] = 1600,
     backbone: Annotated[
         Path | None,
@@ -69,6 +71,9 @@ def _train(
 
     The same OUT and options go on where a training was stopped, with the weights that it would have had.
     """
+    if backbone is not None and steps is not None:
+        raise TrainError("--steps is of a backbone to train, and --backbone names one: leave one of them out")
+    steps = STEPS if steps is None else steps
     for option, value, least in (
         ("--seed", seed, 0),
         ("--steps", steps, 1),

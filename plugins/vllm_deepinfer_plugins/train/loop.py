@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -76,12 +75,12 @@ class Training(ABC):
         run: Run,
         schedule: Schedule,
         rates: Rates,
-        beside: Mapping[str, Any] = MappingProxyType({}),
+        beside: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.options, self.schedule = model, run, schedule
         self.file = run.folder / f"{self.NAME}.safetensors"
         self.optimizer = Optimizer(model.named_parameters(), groups, rates)
-        self.settings = settings_of(run, schedule, rates) | dict(beside)
+        self.settings = settings_of(run, schedule, rates) | dict(beside or {})
         self.step, self.seconds = 0, 0.0
         self.curve: list[dict[str, float]] = []
         if self.file.is_file():

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from vllm_deepinfer.checkpoint.config import V41Config
 from vllm_deepinfer.checkpoint.errors import CheckpointError
-from vllm_deepinfer.checkpoint.tokenizer import PAD
+from vllm_deepinfer.checkpoint.tokenizer import PAD, tokenizer_of
 from vllm_deepinfer.lessons.stream import MIX, Document, DocumentKind, documents
 from vllm_deepinfer.lessons.vocabulary import tokenizer
 
@@ -60,6 +60,8 @@ DRAFTED: Mapping[DocumentKind, float] = {
 """Shares of tokens for the drafter: code takes longest, and most else that it is asked for is structured."""
 _OTHER_TEXTS = 7919
 """Added to the seed for the drafter: it learns on documents that the backbone has not seen."""
+STEPS = 2400
+"""Of the backbone."""
 CHECKPOINT, FIGURES = "checkpoint", "figures.json"
 _CHARTS = {"backbone": ("bits", "bits per token"), "drafter": ("length", "tokens of a round, bonus included")}
 
@@ -80,7 +82,7 @@ class Order:
 
     out: Path
     seed: int = 0
-    steps: int = 2400
+    steps: int = STEPS
     draft_steps: int = 1600
     save_every: float = 180.0
     dtype: torch.dtype = torch.bfloat16
@@ -101,14 +103,8 @@ def train(order: Order, report: StageReport) -> Path:
     words = tokenizer()
     if order.backbone is None:
         fields = config_fields(words, OPTIONS)
-        run = Run(
-            order.out,
-            partial(taught, words, order.steps // 2),
-            order.seed,
-            PAD,
-            order.dtype,
-            order.save_every,
-        )
+        lessons = partial(taught, words, order.steps // 2)
+        run = Run(order.out, lessons, order.seed, PAD, order.dtype, order.save_every)
         backbone = build_backbone(fields, words, order.seed)
         first = BackboneTraining(backbone, run, Schedule(order.steps))
         first.run(_of(report, first))
@@ -133,7 +129,8 @@ def train(order: Order, report: StageReport) -> Path:
 
 def quickest_dtype() -> torch.dtype:
     """Of activations and products: float32 on a CPU that emulates those in bfloat16 (x86 without AVX-512)."""
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    quick = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if quick else torch.float32
 
 
 def given(folder: Path, words: Tokenizer) -> tuple[dict[str, Any], Backbone]:
@@ -145,7 +142,7 @@ def given(folder: Path, words: Tokenizer) -> tuple[dict[str, Any], Backbone]:
     config = V41Config.load(folder)
     check(config.text_config)
     backbone = load_backbone(folder)
-    if Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() != words.get_vocab():
+    if tokenizer_of(folder).get_vocab() != words.get_vocab():
         raise CheckpointError(
             f"{folder}/tokenizer.json has other tokens than the lessons: name a folder that this command made"
         )
@@ -170,27 +167,26 @@ def draft_schedule(steps: int) -> Schedule:
 
 
 def figures_of(stage: Training) -> dict[str, Any]:
-    """How a stage's weights came about: settings, curve, wall time."""
+    """How a stage's weights came about: settings, wall time, machine, curve."""
     return {
         "settings": stage.settings,
         "steps": stage.step,
         "tokens": stage.step * stage.schedule.tokens,
         "seconds": round(stage.seconds, 1),
         "parameters": sum(value.numel() for value in stage.model.parameters()),
+        "machine": {
+            "cores": os.cpu_count(),
+            "processes": world(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
         "curve": [{name: _short(value) for name, value in point.items()} for point in stage.curve],
     }
 
 
 def write_figures(folder: Path, stages: Mapping[str, Any], weight_bytes: int) -> None:
-    """How the weights came about, beside them: the stages by name, and the machine."""
-    machine = {
-        "cores": os.cpu_count(),
-        "processes": world(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    found = {**stages, "weight_bytes": weight_bytes, "machine": machine}
-    text = json.dumps({"training": found}, indent=1) + "\n"
+    """How the weights came about, beside them: the stages by name."""
+    text = json.dumps({"training": {**stages, "weight_bytes": weight_bytes}}, indent=1) + "\n"
     (folder / FIGURES).write_text(text, encoding="utf-8")
 
 
@@ -199,7 +195,7 @@ def _figures_beside(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / FIGURES).read_text(encoding="utf-8"))["training"]
         return {BackboneTraining.NAME: found[BackboneTraining.NAME]}
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 

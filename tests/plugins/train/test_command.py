@@ -104,7 +104,7 @@ def test_a_drafter_for_a_backbone_that_is_there_already(
     # Another backbone is another training; one without figures has nothing said of it.
     other = tmp_path / "other"
     assert call(monkeypatch, capsys, str(other), "--steps", "20", *options)[0] == 0
-    (other / "checkpoint" / "figures.json").unlink()
+    (other / "checkpoint" / "figures.json").write_text('{"training": []}')
     code, last = call(monkeypatch, capsys, str(alone), "--backbone", str(other / "checkpoint"), *options)
     assert code == 2 and "was begun with other settings" in last
     third = tmp_path / "third"
@@ -127,6 +127,12 @@ def test_backbones_that_are_of_no_use(
     undrafted = OPTIONS.model_copy(update={"dspark_blocks": 0})
     export(tmp_path / "undrafted", config_fields(TOKENIZER, undrafted), TOKENIZER, backbone(), None)
     assert "num_nextn_predict_layers is 0" in refused(tmp_path / "undrafted")
+    export(tmp_path / "wordless", FIELDS, TOKENIZER, backbone(), drafter())
+    for spoil in (Path.unlink, lambda path: path.write_text("{")):
+        spoil(tmp_path / "wordless" / "tokenizer.json")
+        assert "wordless/tokenizer.json cannot be used as a tokenizer (" in refused(tmp_path / "wordless")
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file") in refused(tmp_path / "file")
     export(tmp_path / "x", FIELDS, TOKENIZER, backbone(), drafter())
     monkeypatch.setattr(stages, "tokenizer", tokenizer)
     assert "has other tokens than the lessons" in refused(tmp_path / "x")
@@ -137,6 +143,10 @@ def test_backbones_that_are_of_no_use(
     [
         (("--steps", "0"), "--steps is 0: write 1 or more"),
         (("--draft-steps", "-1"), "--draft-steps is -1: write 1 or more"),
+        (
+            ("--steps", "3", "--backbone", "x"),
+            "--steps is of a backbone to train, and --backbone names one: leave one of them out",
+        ),
         (("--seed", "-1"), "--seed is -1: write 0 or more"),
         (("--processes", "3"), "--processes is 3: write 1, 2, 4 or 8, so that rows can be shared out"),
         (("--save-minutes", "nan"), "--save-minutes is nan: write a positive number"),

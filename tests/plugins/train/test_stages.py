@@ -43,4 +43,4 @@ def test_figures_say_how_the_weights_came_about(tmp_path: Path) -> None:
     assert (own["steps"], own["tokens"], own["seconds"]) == (10, 10 * 128, 12.3)
     assert own["curve"] == [{"step": 10, "bits": 2.1235, "divergence": 0.5, "speed": 1000.0}]
     assert own["settings"]["schedule"]["lengths"] == [[0.0, 32], [0.5, 64]]
-    assert found["weight_bytes"] == 1234 and found["machine"]["processes"] == 1
+    assert found["weight_bytes"] == 1234 and own["machine"]["processes"] == 1

@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import JsonValue
 from rich.console import Console
-from tokenizers import Tokenizer
 
 from vllm_deepinfer.bench.report import Report
 from vllm_deepinfer.checkpoint.config import TextConfig, V41Config
+from vllm_deepinfer.checkpoint.tokenizer import tokenizer_of
 from vllm_deepinfer.checkpoint.trained import trained_folder
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.lessons.encoder import Encoder
@@ -75,7 +75,7 @@ def run(quick: bool, json: Path | None) -> int:
 
     folder = trained_folder()
     text = V41Config.load(folder).text_config
-    encoder = Encoder(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    encoder = Encoder(tokenizer_of(folder))
     asked = part = questions(encoder, EXAM, FIRST_LONG if quick else LONG)
     if quick:
         part = questions(encoder, {kind: count // QUICK_SHARE for kind, count in EXAM.items()}, QUICK_LONG)

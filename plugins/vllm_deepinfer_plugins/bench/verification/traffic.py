@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
+from vllm_deepinfer.checkpoint.tokenizer import tokenizer_of
 from vllm_deepinfer.lessons.stream import DocumentKind, documents
 
 from .plan import PROMPT
@@ -38,7 +37,7 @@ class Lessons:
     """Held-out prompts of a trained checkpoint's vocabulary, never the same one twice."""
 
     def __init__(self, folder: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer = tokenizer_of(folder)
         self._streams = {traffic: self._stream(traffic) for traffic in KINDS}
 
     def prompts(self, traffic: str, count: int) -> list[list[int]]:

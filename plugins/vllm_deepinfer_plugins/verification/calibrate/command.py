@@ -16,6 +16,7 @@ from rich.table import Table
 
 from vllm_deepinfer.bench.registry import check_writable
 from vllm_deepinfer.checkpoint.config import TextConfig, V41Config
+from vllm_deepinfer.checkpoint.tokenizer import tokenizer_of
 from vllm_deepinfer.checkpoint.trained import trained_folder
 from vllm_deepinfer.errors import UserError
 from vllm_deepinfer.policy.calibration import dumps
@@ -25,7 +26,7 @@ from vllm_deepinfer.policy.calibration_fit import LEAST_ROUNDS, Fit, cross_fit
 from ...cli_errors import sentence_of
 from ...draft.load import check
 from ...draft.settle import PROPOSER
-from .prompts import from_file, lessons, tokenizer_of
+from .prompts import from_file, lessons
 from .run import Recorded, Traffic, record
 
 

@@ -97,16 +97,3 @@ def _ids(value: Any, tokenizer: Tokenizer, vocabulary: int, where: str) -> list[
     if wrong:
         raise UserError(f"{where}: the token id {wrong[0]} is not below the vocabulary's size, {vocabulary}.")
     return value
-
-
-def tokenizer_of(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint folder.
-
-    Raises:
-        UserError: There is none.
-    """
-    path = folder / "tokenizer.json"
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the tokenizers library raises nothing more special
-        raise UserError(f"{path} cannot be used as a tokenizer ({error}).") from None

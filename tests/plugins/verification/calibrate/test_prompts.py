@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
-from vllm_deepinfer_plugins.verification.calibrate.prompts import from_file, lessons, tokenizer_of
+from vllm_deepinfer_plugins.verification.calibrate.prompts import from_file, lessons
 
 from vllm_deepinfer.checkpoint.tokenizer import small_tokenizer
 from vllm_deepinfer.errors import UserError
@@ -90,10 +90,3 @@ def test_a_vocabulary_without_the_control_tokens() -> None:
     plain["added_tokens"] = [t for t in plain["added_tokens"] if t["content"] != "<｜Assistant｜>"]
     with pytest.raises(UserError, match=r"lacks the control token .*Assistant.*give --prompts FILE"):
         lessons(Tokenizer.from_str(json.dumps(plain)), 4, 600)
-
-
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tokenizer\.json cannot be used as a tokenizer \("):
-        tokenizer_of(tmp_path)
-    tokenizer().save(str(tmp_path / "tokenizer.json"))
-    assert tokenizer_of(tmp_path).get_vocab_size() == VOCABULARY
